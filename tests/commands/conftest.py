@@ -1,11 +1,11 @@
-"""What tests of several commands get: a model of known answers, both engines, and servers that are not waited for."""
+"""Fixtures of several commands: runs in a new folder, a model of known answers, both engines, and no waits."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from rigs.server_runs import PARAMETERS
+from rigs.server_runs import PARAMETERS, Commands
 
 from kvcheck.core.live import doubts, health, runner
 from kvcheck.core.live.clients import asking
@@ -24,6 +24,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=("sglang", "vllm"))
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def kvcheck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    """Commands whose runs lie in a new folder."""
+    return Commands(tmp_path / "runs", capsys)
 
 
 @pytest.fixture

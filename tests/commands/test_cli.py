@@ -21,7 +21,6 @@ from rigs.live_processes import children_of, is_alive
 from rigs.schemas import check_fits
 
 from kvcheck.commands import main as module
-from kvcheck.commands.doctor import KINDS
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import to_plain
 from kvcheck.core.run.cell import STOPPED
@@ -69,21 +68,6 @@ def test_a_damaged_record_exits_2(command: str, text: str, tmp_path: Path, capsy
     path.write_text(text, encoding="utf-8")
     assert run([command, str(path)]) == 2
     assert str(path) in complaint(capsys)
-
-
-@pytest.mark.parametrize("option", ["--out", "-o"])
-def test_a_path_that_cannot_be_written_exits_2(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    inside = tmp_path / "file" / "page.html"
-    where = ["--out", str(inside)] if option == "--out" else ["--out", str(tmp_path / "runs"), "-o", f"html={inside}"]
-    assert run([*SMALL, *where]) == 2
-    assert "cannot write" in complaint(capsys)
-
-
-def test_kinds_are_listed_without_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["list"]) == 0
-    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert shown == [*KINDS]
 
 
 @pytest.mark.schedules

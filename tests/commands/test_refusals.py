@@ -69,6 +69,7 @@ STRESS = [
     ("--trace no-such.jsonl", "trace no-such.jsonl: expected a JSONL file"),
     (f"--trace {LONG}", "File name too long"),
     ("-o html", "expected FORMAT=PATH"),
+    ("--out file/runs", "cannot write"),
     ("-o csv=file", "cannot write file: File exists"),
     ("-o html=file/page.html", "cannot write file: File exists"),
     ("-o json=folder", "cannot write folder/run.json: expected the name of a file, got a folder"),

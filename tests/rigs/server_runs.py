@@ -1,4 +1,4 @@
-"""Commands that run against stand-in servers: the model that these serve, the words printed, and the record kept."""
+"""Commands that run here: exit code and words printed, the record kept, and the model that stand-in servers serve."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class Commands:
         code = run([*words])
         printed = self.capsys.readouterr()
         return code, printed.out + printed.err
+
+    def kept(self, *words: str) -> tuple[int, str]:
+        """The same, with the run kept below the folder."""
+        return self.said(*words, "--out", str(self.out))
 
     @property
     def folder(self) -> Path:
