@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -57,23 +58,24 @@ def test_coverage_on_skewed_noise(rounds: int) -> None:
     assert 0.94 <= inside / 2000 <= 0.99
 
 
+def drifting(random: np.random.Generator, *, stalls: float, **costs: float) -> float:
+    """The logarithm of b's time over a's: up to 60 % of drift within a round, and stalls of eight batches."""
+    ticks, slope = itertools.count(), random.uniform(-0.6, 0.6)
+
+    def batch(cost: float) -> int:
+        stall = 8.0 if random.random() < stalls else 1.0
+        return round(cost * (1 + slope * next(ticks) / 40) * stall * random.normal(1, 0.01))
+
+    taken = run_blocks({arm: functools.partial(batch, cost) for arm, cost in costs.items()}, random)
+    return math.log(taken["b"] / taken["a"])
+
+
 def test_equal_arms_stay_equal_on_a_machine_that_slows_down_and_stalls() -> None:
-    """Up to 60 % of drift within a round, and stalls of eight batches: an order that does not alternate sees them."""
+    """An order that does not alternate sees the drift."""
     random = np.random.default_rng(5)
     alarms = 0
     for _ in range(200):
-        logs = []
-        for _ in range(15):
-            ticks = itertools.count()
-            slope = random.uniform(-0.6, 0.6)
-
-            def batch(ticks: itertools.count[int] = ticks, slope: float = slope) -> int:
-                stall = 8.0 if random.random() < 0.05 else 1.0
-                return round(250_000 * (1 + slope * next(ticks) / 40) * stall * random.normal(1, 0.01))
-
-            taken = run_blocks({"a": batch, "b": batch, "a'": batch}, random)
-            logs.append(math.log(taken["b"] / taken["a"]))
-        ratio = ratio_interval(logs)
+        ratio = ratio_interval([drifting(random, stalls=0.05, a=250_000, b=250_000, c=250_000) for _ in range(15)])
         assert ratio.lo is not None and ratio.hi is not None
         alarms += not ratio.lo / 1.01 <= 1 <= ratio.hi * 1.01
     assert alarms == 0
@@ -81,14 +83,5 @@ def test_equal_arms_stay_equal_on_a_machine_that_slows_down_and_stalls() -> None
 
 def test_a_slower_arm_is_seen_under_the_same_drift() -> None:
     random = np.random.default_rng(6)
-    logs = []
-    for _ in range(15):
-        ticks, slope = itertools.count(), random.uniform(-0.6, 0.6)
-
-        def batch(cost: float, ticks: itertools.count[int] = ticks, slope: float = slope) -> int:
-            return round(cost * (1 + slope * next(ticks) / 40) * random.normal(1, 0.01))
-
-        taken = run_blocks({"a": lambda: batch(250_000), "b": lambda: batch(300_000)}, random)
-        logs.append(math.log(taken["b"] / taken["a"]))
-    ratio = ratio_interval(logs)
+    ratio = ratio_interval([drifting(random, stalls=0, a=250_000, b=300_000) for _ in range(15)])
     assert ratio.lo is not None and ratio.lo > 1.1 and ratio.est == pytest.approx(1.2, abs=0.05)
