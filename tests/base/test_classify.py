@@ -93,10 +93,9 @@ def test_unwritten_memory_is_what_the_caller_says_it_is(owners: Owners, fill: in
 
 @pytest.mark.parametrize("owners", MEDIA.values())
 def test_row_that_was_written_in_part_is_torn(owners: Owners) -> None:
-    (fill,) = owners.unwritten
-    for words, owner in ((OURS, 2), (THEIRS, 5)):
-        found = classify([*words[:2], fill, fill], SITE, OWN, owners)
-        assert (found.code, found.owner) == ("KV103", owner)
+    fill = owners.unwritten[0]
+    found = [classify([*words[:2], fill, fill], SITE, OWN, owners) for words in (OURS, THEIRS)]
+    assert [(each.code, each.owner) for each in found] == [("KV103", 2), ("KV103", 5)]
 
 
 def test_odd_words_beside_own_ones_are_a_write_where_others_write() -> None:
@@ -131,10 +130,8 @@ def test_half_words_are_resolved_by_tags_of_the_run(owner: int, position: int, v
 
 HARMS: dict[str, tuple[Callable[[torch.Tensor], None], str, int | None]] = {
     "foreign": (lambda rows: rows.copy_(content(SITE, 5, (70, 71), 36)), "KV102", 5),
-    "torn": (lambda rows: rows[:, :16].copy_(content(SITE, 5, (70, 71), 36)[:, :16]), "KV103", 5),
     "rows permuted": (lambda rows: rows.copy_(rows.flip(0)), "KV301", 2),
     "never written": (lambda rows: rows.zero_(), "KV104", None),  # type: ignore[arg-type,return-value]
-    "a bit": (lambda rows: rows[:, 3].bitwise_xor_(4), "KV105", None),
     "the tail alone": (lambda rows: rows[:, 34].bitwise_xor_(4), "KV105", None),
 }
 

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
-from kvcheck.kernels.content import (
-    as_signed,
-    low_half,
-    mix64_int,
-    mix64_torch,
-    rows_torch,
-    unmix64_int,
-)
+from kvcheck.kernels.content import as_signed, low_half, mix64_int, mix64_torch, rows_torch, unmix64_int
 
 U64 = st.integers(0, (1 << 64) - 1)
 REQUESTS, POSITIONS, WORDS = 12, 64, 20

@@ -1,4 +1,4 @@
-"""Literal histories of a prefix cache, written as steps: "rules host=9; computes ab; backs_up ab; evicts device a|b".
+"""Literal histories of a prefix cache, written as steps: "hosted; computes ab; backs_up ab; evicts device a|b".
 
 A step is a verb of VERBS with its words. Pages are letters, each behind those before it: in a|b the page b is meant,
 and a lies before it. A page has one id, on either tier and in every space, and is allocated while a tier holds it.
@@ -197,7 +197,7 @@ def started(kind: str, lane: str = "load.0") -> Callable[..., Events]:
 
 VERBS: dict[str, Callable[..., Event | Events]] = {
     "model": lambda size, kind="", *, window=0: Modelled(size, window, kind == "states"),
-    "rules": rules,
+    **{"rules": rules, "hosted": lambda: rules(host=9), "looking": lambda: rules(host=9, looks=1)},
     # Pages of the tiers
     **{each.__name__: each for each in (gains, loses, computes, offers, serves, hosts, backs_up, evicts, chooses)},
     **{"finds": finds, "later": later},

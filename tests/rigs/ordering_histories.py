@@ -72,10 +72,7 @@ RIGHT: dict[str, tuple[Event, ...]] = {
         *(load(1, 5), LaneWaited(1, "d2h"), Recorded(100, "d2h"), LaneWaited(100, "forward")),
         read(2, 5),
     ),
-    "waits compose": (
-        *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), LaneWaited(2, "forward")),
-        read(3, 5),
-    ),
+    "waits compose": (*(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), LaneWaited(2, "forward")), read(3, 5)),
     "process joined": (load(1, 5), ProcessJoined(1), read(2, 5)),
     "process drained": (load(1, 5), read(2, 6, lane="d2h"), ProcessDrained(), write(3, 5, 6)),
     "process joined what a lane had waited for": (
@@ -166,10 +163,7 @@ WRONG: dict[str, tuple[Said, tuple[Event, ...]]] = {
         ("KV201", None, None, 5, 9, NO_WAIT),
         (load(1, 5), read(2, 5, span=(9, 10))),
     ),
-    "a row, then the whole page": (
-        ("KV201", None, None, 5, 2, NO_WAIT),
-        (load(1, 5, span=(2, 3)), read(2, 5)),
-    ),
+    "a row, then the whole page": (("KV201", None, None, 5, 2, NO_WAIT), (load(1, 5, span=(2, 3)), read(2, 5))),
     "an earlier write of two": (RACE, (load(1, 5), load(2, 6), read(3, 5))),
     "the last layer": (
         ("KV201", None, None, 5, None, "forward does not wait for h2d #2"),

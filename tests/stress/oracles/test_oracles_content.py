@@ -82,7 +82,6 @@ CASES: dict[str, tuple[str, int | None, str, Saw]] = {  # code, owner and words 
     "foreign": ("KV102", 5, "request 5's bytes (its position 11)", FOREIGN),
     "foreign, 32 bits": ("KV102", 5, "request 5's bytes (its position 11)", FOREIGN_HALF),
     "its own, elsewhere": ("KV301", 2, "position 69", OTHER_POSITION),
-    "its own, elsewhere, 32 bits": ("KV301", 2, "position 69", saw(SCALE, halves(*row(2, 69, SCALE, 1)))),
     "the prefix, elsewhere": ("KV301", 1, "position 6", saw(LATENT, row(1, 6), author=1, position=7)),
     "torn": ("KV103", 5, "request 2 (position 70) and request 5", saw(LATENT, row(2, 70)[:2] + row(5, 11)[2:])),
     "prefix torn": (
@@ -98,7 +97,6 @@ CASES: dict[str, tuple[str, int | None, str, Saw]] = {  # code, owner and words 
     "nobody's, 32 bits": ("KV105", None, "words that nobody writes there", saw(SCALE, (0,))),
     "right in another buffer": ("KV105", None, "words that nobody writes there", OTHER_BUFFER),
     "stale state": ("KV101", 2, "its own state as of token 66", STALE_STATE),
-    "later state": ("KV301", 2, "position 70", saw(STATE, row(2, 70, STATE), position=69)),
     "foreign state": ("KV102", 4, "request 4's bytes (its position 69)", FOREIGN_STATE),
     "another's at first": ("KV102", 4, "expected an empty state", saw(STATE, row(4, 69, STATE), position=-1)),
     "its own at first": ("KV101", 2, "expected an empty state", saw(STATE, row(2, 69, STATE), position=-1)),

@@ -91,11 +91,7 @@ def test_what_is_compared_is_counted_row_by_row_and_other_lane() -> None:
 
 
 def test_the_same_race_is_told_once_and_more_of_the_same_is_not_listed() -> None:
-    again = tuple(
-        replace(each, name="load" if n % 2 else "read")
-        for n in range(1, 9)
-        for each in ((load if n % 2 else read)(n, 5),)
-    )
+    again = [replace((load if n % 2 else read)(n, 5), name="load" if n % 2 else "read") for n in range(1, 9)]
     codes = [found.code for found in judge(OrderingOracle(), History.of(*again))]
     assert codes == ["KV201", "KV202"]
     many = tuple((load if n % 2 else read)(n, 5) for n in range(1, 4 * MAX_FINDINGS))
@@ -180,16 +176,19 @@ ORDERED: dict[str, tuple[Event, ...]] = {
 RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
     "another process's join": ("KV201", 2, (A, load(1, 5), ProcessJoined(1), B, read(2, 5))),
     "the message was sent before the join": (
-        *("KV201", 3),
+        "KV201",
+        3,
         (A, load(1, 5), message(2), ProcessJoined(1), B, ProcessJoined(2), read(3, 5)),
     ),
     "the message was not read": ("KV201", 3, (A, load(1, 5), ProcessJoined(1), message(2), B, read(3, 5))),
     "the message was read too late": (
-        *("KV201", 3),
+        "KV201",
+        3,
         (A, load(1, 5), ProcessJoined(1), message(2), B, read(3, 5), ProcessJoined(2)),
     ),
     "the message was for somebody else": (
-        *("KV201", 4),
+        "KV201",
+        4,
         (A, load(1, 5), ProcessJoined(1), message(2), C, ProcessJoined(2), B, op(3, "draft"), read(4, 5)),
     ),
     "the second hop is missing": (
@@ -200,7 +199,8 @@ RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
         ),
     ),
     "the harness does not tell those who are there": (
-        *("KV201", 3),
+        "KV201",
+        3,
         (A, op(1, "draft"), HARNESS, load(2, 5), ProcessJoined(2), A, read(3, 5)),
     ),
     "what another joined is not forgotten": (
@@ -212,17 +212,16 @@ RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
         ),
     ),
     "a process that comes last needs what all others have joined": (
-        *("KV201", 3),
+        "KV201",
+        3,
         (A, load(1, 5), ProcessJoined(1), op(2, "draft"), ProcessJoined(2), B, read(3, 5)),
     ),
     "a page that was taken over without a message": (
-        *("KV202", 3),
+        "KV202",
+        3,
         (B, read(1, 5, lane="b:forward", owner=1), ProcessJoined(1), A, op(2, "draft"), load(3, 5, owner=2)),
     ),
-    "a status that is ahead of its data": (
-        *("KV201", 3),
-        (A, load(1, 5), message(2), B, ProcessJoined(2), read(3, 5)),
-    ),
+    "a status that is ahead of its data": ("KV201", 3, (A, load(1, 5), message(2), B, ProcessJoined(2), read(3, 5))),
 }
 
 

@@ -311,11 +311,10 @@ def test_synthetic_prefixes_are_shared_at_aligned_and_unaligned_lengths() -> Non
     assert len({job.arrival for job in jobs}) < len(jobs) / 4  # bursts
 
 
-def test_synthetic_jobs_are_a_function_of_their_arguments() -> None:
+def test_fewer_synthetic_jobs_are_the_first_of_more_and_a_seed_gives_others() -> None:
     first = synthetic_jobs(8, 512, requests=50, seed=1, chunk_tokens=32)
-    assert first == synthetic_jobs(8, 512, requests=50, seed=1, chunk_tokens=32)
-    assert first != synthetic_jobs(8, 512, requests=50, seed=2, chunk_tokens=32)
     assert first[:20] == synthetic_jobs(8, 512, requests=20, seed=1, chunk_tokens=32)
+    assert first != synthetic_jobs(8, 512, requests=50, seed=2, chunk_tokens=32)
 
 
 @pytest.mark.parametrize(("page", "capacity"), [(1, 8), (4, 20), (4, 256), (16, 384), (64, 260), (64, 512), (64, 2048)])
