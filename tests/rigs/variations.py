@@ -192,7 +192,9 @@ class OtherTies(Residency):
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
         with self._other_ties():
-            return super().device_victim(space, spared)
+            victim = super().device_victim(space, spared)
+        TAKEN["other-ties"] += victim is not None
+        return victim
 
     def host_victim(self, space: str) -> Node | None:
         with self._other_ties():
@@ -204,7 +206,6 @@ class OtherTies(Residency):
         self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
         yield
         self._order = order
-        TAKEN["other-ties"] += 1
 
 
 class LookupsAloneUse(PrefixTree):

@@ -18,6 +18,7 @@ from kvcheck.core.stress.targets.target import Setup
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
+
 def setup_of(plan: Plan) -> Setup:
     """What the engine of a plan is built from, without its host tier."""
     shape = shape_named(plan.shape)
