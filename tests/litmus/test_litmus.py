@@ -230,17 +230,6 @@ def test_polling_for_ever_is_a_hang() -> None:
     assert backend.steps == 101
 
 
-def test_a_chooser_that_pauses_where_the_host_waits_is_our_own_fault() -> None:
-    class Pausing(Explorer):
-        def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-            return None
-
-    rig = Rig(SimulatedBackend(Pausing()), lambda _actor: None)
-    pending = rig.run("a", lambda: None)
-    with pytest.raises(InternalError, match="chooser paused where the process waits"):
-        rig.backend.wait(pending)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_without_a_device_is_unknown() -> None:
     with pytest.raises(UnknownVerdict, match="needs a CUDA device"):

@@ -8,7 +8,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,15 +37,6 @@ TAKEN: Counter[str] = Counter()
 
 
 # The gate
-
-
-class WaitsTwiceGate(LayerGate):
-    """An extra wait before each read."""
-
-    def wait(self, layer: int, lane: Lane) -> None:
-        TAKEN["waits-twice"] += bool(self._waited_for())
-        super().wait(layer, lane)
-        super().wait(layer, lane)
 
 
 class WholeLoadGate(LayerGate):
@@ -78,14 +70,6 @@ class OneLaneController(TransferController):
         self._h2d = ((lane, lane),) * len(self._h2d)
         TAKEN["one-load-lane"] += bool(self._queued)
         super().start_loads()
-
-
-class TwiceBehindForward(TransferController):
-    """Copies wait for the forward lane twice."""
-
-    def _behind_forward(self) -> tuple[Signal, ...]:
-        TAKEN["twice-behind-forward"] += 1
-        return (*super()._behind_forward(), *super()._behind_forward())
 
 
 class OtherOrderController(TransferController):
@@ -199,27 +183,24 @@ class YoungestHost(Residency):
 
 
 class OtherTies(Residency):
-    """Of nodes with equal use, hits or priority the youngest goes first."""
+    """Of nodes with equal use, hits or priority the youngest goes first, on both tiers."""
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
-        return in_other_order(self, "other-ties", 1, lambda: super(OtherTies, self).device_victim(space, spared))
-
-
-class OtherTiesOnHost(Residency):
-    """Of nodes with equal use, hits or priority the host gives up the youngest first."""
+        with self._other_ties():
+            victim = super().device_victim(space, spared)
+        TAKEN["other-ties"] += victim is not None
+        return victim
 
     def host_victim(self, space: str) -> Node | None:
-        return in_other_order(self, "other-ties-on-host", 1, lambda: super(OtherTiesOnHost, self).host_victim(space))
+        with self._other_ties():
+            return super().host_victim(space)
 
-
-def in_other_order(held: Residency, name: str, first: int, chosen: Callable[[], Node | None]) -> Node | None:
-    """A victim where the parts of the order from `first` on are turned round."""
-    order = held._order
-    held._order = lambda node: (*order(node)[:first], *(-each for each in order(node)[first:]))
-    victim = chosen()
-    held._order = order
-    TAKEN[name] += victim is not None
-    return victim
+    @contextmanager
+    def _other_ties(self) -> Iterator[None]:
+        order = self._order
+        self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
+        yield
+        self._order = order
 
 
 class LookupsAloneUse(PrefixTree):
@@ -372,11 +353,9 @@ def write_back(tier: HostTier) -> HostTier:
 
 
 VARIATIONS: dict[str, Variation] = {
-    "waits-twice": Variation(parts=replace(FIXED, gate=WaitsTwiceGate)),
     "whole-load": Variation(parts=replace(FIXED, gate=WholeLoadGate)),
     "all-loads": Variation(parts=replace(FIXED, gate=AllEntriesGate)),
     "one-load-lane": Variation(parts=replace(FIXED, controller=OneLaneController)),
-    "twice-behind-forward": Variation(parts=replace(FIXED, controller=TwiceBehindForward)),
     "other-order": Variation(parts=replace(FIXED, controller=OtherOrderController)),
     "unmerged": Variation(parts=replace(FIXED, controller=UnmergedController)),
     "late-ack": Variation(parts=replace(FIXED, cache=LateAckCache)),
@@ -384,7 +363,6 @@ VARIATIONS: dict[str, Variation] = {
     "early-backup": Variation(parts=replace(FIXED, cache=EarlyBackupCache), schedules=(1, 3, 6, 7)),
     "youngest-host": Variation(parts=replace(FIXED, residency=YoungestHost)),
     "other-ties": Variation(parts=replace(FIXED, residency=OtherTies)),
-    "other-ties-on-host": Variation(parts=replace(FIXED, residency=OtherTiesOnHost)),
     "lookups-alone-use": Variation(parts=replace(FIXED, tree=LookupsAloneUse), schedules=(0, 1, 3, 4)),
     "offers-are-uses": Variation(parts=replace(FIXED, tree=OffersAreUses), schedules=(0, 2, 5, 7)),
     "late-backup": Variation(parts=replace(FIXED, movement=LateBackups)),

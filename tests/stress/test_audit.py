@@ -11,14 +11,12 @@ import pytest
 import torch
 from rigs.settings import with_settings
 
-from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint, Operation, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
+from kvcheck.core.cache.hicache.host_pool import HOST_LAYOUTS
 from kvcheck.core.cache.offload import Offload
-from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.buffers import BufferSpec
 from kvcheck.core.cache.pools.pool import Extent
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.run.outcome import Outcome
@@ -39,12 +37,14 @@ def audited(line: str, parts: TargetParts = FIXED) -> Outcome:
 
 RETRACTS = "retract-resume:shape={},seed=1,schedule=0,requests=12,strategy=random"
 TWO = ("pd-transfer:shape=llama-3-fp8-tiny", "pd-transfer:shape=qwen3-next-tiny", "nvlink-aux:shape=gpt-oss-tiny")
+SMALL = parse_line("hicache:shape=llama-3-micro,seed=1,requests=16")
 AUDITED = [
     *((RETRACTS.format(shape), "retractions") for shape in TINY_SHAPES),
     # These load: fewer requests hardly do, and index pages are large.
     ("hicache:shape=deepseek-v3.2-tiny,seed=1,schedule=1,requests=16", "loads"),
     ("hicache-hybrid:shape=gpt-oss-tiny,seed=1,schedule=4,requests=16", "loads"),
     ("hicache-hybrid:shape=qwen3-next-tiny,seed=1,schedule=0,requests=24", "loads"),
+    *((with_settings(SMALL, f"host layout:{layout}").line(), "backups") for layout in HOST_LAYOUTS),
     # Of two ranks and one: each row of the decode rank is written in two parts.
     *((with_settings(parse_line(f"{cell},seed=1,requests=3"), "rank layout:2x1").line(), "transfers") for cell in TWO),
 ]
@@ -206,45 +206,6 @@ def test_the_snapshot_of_a_pageable_source_is_watched() -> None:
         backend.wait(backend.submit(copy, lane=lane, reads=declared[0], writes=declared[1]))
         assert [each.verb for each in backend.found] == found
         backend.found.clear()
-
-
-@pytest.mark.parametrize("layout", HOST_LAYOUTS)
-@pytest.mark.parametrize("method", COPY_METHODS)
-def test_host_pages_are_watched_in_every_layout(layout: str, method: str) -> None:
-    shape = shape_named("glm-5.1-tiny")
-    specs = POOLS.load(shape.family)(shape)
-    backend = AuditBackend(EagerBackend(), naming(shape))
-    host = HostPool(specs, units={"full": 5}, page_size=shape.page_size, layout=layout, method=method, backend=backend)
-    layers = len(specs[0].layers)
-    rows = {each.name: shape.page_size if each.rows is Granularity.TOKEN else 1 for each in specs[0].buffers}
-    words = {
-        each.name: backend.empty(
-            f"device.full.{each.name}",
-            (layers, 8 * rows[each.name], each.row_bytes // 8),
-            torch.int64,
-            Place.DEVICE,
-        ).zero_()
-        for each in specs[0].buffers
-    }
-    ids, names, lane = np.array([1, 3]), tuple(words), backend.lane("hicache.d2h")
-    backup = Operation("backup", host.backup_chunks("full", names, host=ids, device=ids, words=words))
-    load = Operation("load", host.load_chunks("full", names, layer=1, host=ids, device=ids, words=words))
-    on_device = Footprint("full", names, (0, layers), ids)
-
-    def submit(which: Operation, rows: IndexArray, touched: tuple[int, int]) -> None:
-        on_host = host.footprint("full", names, rows, layers=touched)
-        reads, writes = (on_device, on_host) if which is backup else (on_host, on_device)
-        backend.submit(which, lane=lane, reads=(reads,), writes=(writes,))
-
-    submit(backup, ids, (0, layers))
-    submit(load, ids, (1, 2))
-    assert backend.findings() == () and backend.judged > 0
-    submit(backup, ids[:1], (0, layers))
-    submit(load, ids, (0, 1))
-    assert [(each.buffer, each.layer, each.page) for each in backend.findings()] == [
-        *((name, 0, 3) for name in sorted(names)),
-        *((name, 1, 1) for name in sorted(names)),
-    ]
 
 
 def test_a_part_of_a_row_stands_for_the_row() -> None:

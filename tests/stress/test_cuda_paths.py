@@ -197,27 +197,18 @@ def test_a_capture_does_not_wait_for_the_device_and_a_graph_is_held_as_one() -> 
 def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[], Backend] | None) -> None:
     with installed(0) as machine:
         backend = machine.backend() if make is None else make()
-        lane, other = backend.lane("a"), Rig(EagerBackend(), lambda _actor: None)
+        lane = backend.lane("a")
         with backend.capture(lane) as first:
             with pytest.raises(InternalError, match="record its signals behind the replay"):
                 backend.record(backend.signal(), lane=lane)
-            with pytest.raises(InternalError, match="capture of lane a is open"), backend.capture(lane):
-                pass
-            with pytest.raises(InternalError, match="expected the newest graph"):
-                backend.replay(first)
             with pytest.raises(InternalError, match="pageable memory"):
                 backend.submit(Operation("x", (), stage=tuple), lane=lane)
             with pytest.raises(InternalError, match="makes the process wait"):
                 backend.submit(Operation("x", (), joins_host=True), lane=lane)
-        backend.replay(first)
         with backend.capture(lane):
             pass
         with pytest.raises(InternalError, match="expected the newest graph"):
             backend.replay(first)
-        with other.capture("a") as foreign:
-            pass
-        with pytest.raises(InternalError, match="of another backend"):
-            backend.replay(foreign)
 
 
 @pytest.mark.parametrize(("place", "syncs"), [(Place.DEVICE, 1), (Place.PINNED, 0), (Place.PAGEABLE, 0)])
@@ -320,19 +311,6 @@ def test_a_device_imposes_a_delay_and_says_how_it_ended() -> None:
     assert store_and_copy(rigged) == "0"
     ((placed, overtaken, gave_way, fired),) = ends(rigged)
     assert (placed, overtaken + gave_way, fired) == (1, 1, 0)
-
-
-@pytest.mark.gpu
-def test_a_graph_of_a_device_reads_what_lies_there_when_it_is_replayed() -> None:
-    backend = cuda.CudaBackend()
-    rigged = Rig(backend, lambda _actor: None)
-    x, out = rigged.cells(0), backend.index(np.zeros(3, dtype=np.int64))
-    with rigged.capture("a") as graph:
-        rigged.run("a", lambda: out.copy_(x * 3 + 1))
-    for value in (5, 7):
-        rigged.store("a", x, value)
-        backend.replay(graph)
-        assert rigged.outcome(out) == " ".join([str(value * 3 + 1)] * 3)
 
 
 @pytest.mark.gpu

@@ -19,7 +19,6 @@ from kvcheck.commands import replay, run_cells, selftest
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import HardwareError, InternalError
 from kvcheck.core.base.record import Evidence, to_plain
-from kvcheck.core.run import workers
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.turns import CellTask, Limit, Report, take_turns
 from kvcheck.core.run.workers import CellsChild
@@ -117,51 +116,6 @@ def test_what_a_lost_process_leaves_goes_on_behind_what_it_has_judged(reason: st
     (task,) = made.cells.values()
     assert task.plan.scenario == "retract-resume" and task.before == JUDGED.evidence
     assert task.is_exercised == (reason is None)
-
-
-def test_each_new_process_has_the_cells_that_are_left_and_what_is_left_of_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every process loses its device, in the first cell that it has."""
-    asked: list[tuple[list[int], list[int], float]] = []
-
-    class Pool:
-        """Processes whose lines are all there as soon as they are told their tasks."""
-
-        def __init__(self, program: str) -> None:
-            self.lines: list[tuple[object, str | None]] = []
-
-        def start(self) -> object:
-            class Worker:
-                has_begun = True
-                wait = close_input = staticmethod(lambda: 0)
-
-                def tell(worker, text: str) -> None:
-                    self.lines += [(worker, line) for line in told(text)]
-
-            return Worker()
-
-        def take(self, until: float | None) -> tuple[object, str | None]:
-            return self.lines.pop(0)
-
-        def close(self) -> None:
-            assert not self.lines
-
-    def told(text: str) -> list[str | None]:
-        given = json.loads(text)
-        cells = [row["cell"] for row in given["cells"]]
-        ran = [row["task"]["before"]["schedules"] for row in given["cells"]]
-        asked.append((cells, ran, given["limit"]["cpu_s"]))
-        lost = replace(LAST, cell=cells[0], left_cpu_s=given["limit"]["cpu_s"] / 2)
-        judged = [replace(JUDGED, cell=cell) for cell in cells[1:]]
-        reports = (*judged, lost, replace(lost, evidence=None, findings=(), is_device_lost=False))
-        return [*(report.line() for report in reports), None]
-
-    monkeypatch.setattr(workers, "Workers", Pool)
-    given = [task for _, task in tasks(5, 5, 5)]
-    reports = [*workers.run_in_workers(given, [[0, 1, 2]], Limit(cpu_s=8.0), "a.module")]
-    assert asked == [([0, 1, 2], [0, 0, 0], 8.0), ([1, 2], [1, 1], 4.0), ([2], [2], 2.0)]
-    assert [each.cell for each in reports if each.evidence is None] == [0, 1, 2]
 
 
 def test_a_process_that_dies_of_its_lost_device_accuses_no_cell_that_it_leaves() -> None:

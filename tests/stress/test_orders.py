@@ -10,17 +10,27 @@ import pytest
 from kvcheck.core.cache.backend.backend import Submitted
 from kvcheck.core.cache.events import Event
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
+from kvcheck.core.stress.answers import AnswersStrategy
 from kvcheck.core.stress.orders import chooser_of, order_of
 from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.rows import SCHEDULE
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.strategies import FIRST, LANE_GROUPS, DelayStrategy, delay_name
+from kvcheck.core.stress.strategies import (
+    FIRST,
+    LANE_GROUPS,
+    DelayStrategy,
+    EagerStrategy,
+    LazyStrategy,
+    RandomStrategy,
+    delay_name,
+)
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
+KINDS = {"eager": EagerStrategy, "lazy": LazyStrategy, "random": RandomStrategy, ANSWERS: AnswersStrategy}
 CELLS = SCHEDULE.cells(Plan(scenario=""), (), ())
 
 
@@ -34,6 +44,7 @@ def test_a_cell_tries_the_first_orders_and_then_each_delay_of_its_lanes(cell: Pl
     assert {"delay:compute", "delay:d2h", "delay:h2d"} <= {*delays}
     for number, order in enumerate(orders):
         made = chooser_of(replace(cell, schedule=number))
+        assert KINDS.get(order, DelayStrategy) is type(made)
         assert not isinstance(made, DelayStrategy) or delay_name(made.groups) == order
 
 

@@ -24,7 +24,6 @@ from kvcheck.core.stress.strategies import (
     Recorder,
     ReplayStrategy,
     decode_choices,
-    delay_name,
     encode_choices,
     make_strategy,
 )
@@ -108,15 +107,6 @@ def test_a_delayed_group_runs_when_nothing_else_can_and_the_process_waits(group:
     alone = on_lanes(*lanes)
     assert delay.choose(alone, may_pause=True) is None
     assert delay.choose(alone[::-1], may_pause=False) == len(alone) - 1, "the oldest of the delayed ones"
-
-
-def test_a_delay_changes_what_runs_and_ends() -> None:
-    delayed = run(DelayStrategy(["compute"]))
-    assert delayed[:3] == ["offload0.0", "offload0.1", "host"], "the other lane runs at once"
-    before_the_wait_ended = delayed[: delayed.index("joined")]
-    assert not any(name.startswith("forward") for name in before_the_wait_ended), "nobody waited for this lane"
-    assert sorted(delayed) == sorted(run(EagerStrategy()))
-    assert run(DelayStrategy(["d2h", "h2d", "storage"])) == run(EagerStrategy()), "no such lane is here"
 
 
 def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_every_round() -> None:
@@ -203,21 +193,6 @@ def test_a_recorder_that_cannot_keep_everything_says_so_and_does_not_interfere()
     assert wide.is_whole
     assert wide.choose([], may_pause=True) == 255
     assert (wide.choices, wide.is_whole) == (bytearray([255]), False)
-
-
-@pytest.mark.parametrize(
-    ("order", "kind"),
-    [
-        ("eager", EagerStrategy),
-        ("lazy", LazyStrategy),
-        ("random", RandomStrategy),
-        *((delay_name(groups), DelayStrategy) for groups in DELAYS),
-    ],
-)
-def test_the_portfolio_runs_the_order_that_is_due(order: str, kind: type[Chooser]) -> None:
-    made = make_strategy("portfolio", seed=1, schedule=3, choices=None, order=order)
-    assert type(made) is kind
-    assert not isinstance(made, DelayStrategy) or delay_name(made.groups) == order
 
 
 def test_a_strategy_that_cannot_be_made_says_why() -> None:
