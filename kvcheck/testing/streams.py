@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream, stand_ins
 from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import MemoryOrigins, Saving
@@ -195,19 +195,8 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
     machine = _LateMachine()
     event = type("Event", (_LateEvent,), {"machine": machine})
     stream = type("Stream", (_LateStream,), {"machine": machine, "event": event})
-    names: dict[str, Any] = {
-        "Stream": stream,
-        "Event": event,
-        "ExternalStream": stream,
-        "StreamContext": machine.on,
-        "stream": machine.on,
-        "current_stream": lambda *_: machine.current,
-        "default_stream": lambda *_: machine.main,
-        "set_stream": lambda chosen: setattr(machine, "current", chosen),
-        "synchronize": machine.synchronize,
-    }
     made = Streams(machine)
-    cuda, methods = replaced(torch.cuda, names), replaced(torch.Tensor, _methods(machine))
+    cuda, methods = replaced(torch.cuda, stand_ins(machine, stream, event)), replaced(torch.Tensor, _methods(machine))
     with cuda, methods, _Late(machine), made.memory, _active(made):
         yield made
 

@@ -322,6 +322,8 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
 
+# Not msgspec: for a dataclass it accepts unknown keys, and lets keys with a default be missing. Nor is it in the
+# environment of every engine, where probes read the same types.
 def value_from(kind: Any, raw: object, where: str) -> Any:
     """Parse JSON data into the annotated type `kind`. Raises ValueError that names the place `where`."""
     return _reader(kind)(raw, where)

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.content import rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.core.probes.sglang.metadata import make
+from kvcheck.core.probes.sglang.rig.bare_manager import bare
 from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
 from kvcheck.core.probes.sglang.rig.pd_pair import (
     NEEDS,
@@ -254,7 +254,6 @@ class AgreementScene:
             return read(slot)
 
         buffers.get_buf = get_buf
-        queue = object.__new__(self._rig.names["transfer.queue"])
         own = {
             "queue": [],
             "gloo_group": None,
@@ -271,9 +270,7 @@ class AgreementScene:
             "_release_request": lambda *_: None,
             "_clean_hicache_prefetch_resources": lambda *_: None,
         }
-        for name, value in own.items():
-            setattr(queue, name, value)
-        return queue
+        return bare(self._rig.names["transfer.queue"], own)
 
     def _queued(self, rank: int, number: int, room: int, slot: int) -> Any:
         request = make_committed_request(self._rig, PAGES * self._pools[0].page_size)
@@ -300,7 +297,7 @@ class AgreementScene:
         held = next((each for each in self._stamps[0].found.buffers if each.name == ROOM), None)
         if held is None:
             raise CannotDrive(f"metadata buffers have no {ROOM}")
-        row = content(Site(held.unit, held.name, "", held.layer), request, (0,), held.rows.shape[1])[0]
+        row = rows_of(held, request, (0,))[0]
         return int.from_bytes(bytes(row[:8].tolist()), "little")
 
     def _tokens(self, side: int, pages: list[int]) -> list[int]:

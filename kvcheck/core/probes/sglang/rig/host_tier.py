@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.probes.frame.buffer_views import BufferView, memories
-from kvcheck.core.probes.frame.content import ProbeJudge
+from kvcheck.core.probes.frame.content import ProbeJudge, rows_of
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.device import HOST, pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
@@ -118,11 +118,10 @@ class RigHostTier:
             text = f"{when}: not a row of {name} on the host is request {request}'s, in any layer"
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
 
-    def write_host(self, content: Callable[[BufferView, int], torch.Tensor], host: torch.Tensor) -> None:
-        """content: (buffer, number of units) -> rows."""
+    def write_host(self, request: int, host: torch.Tensor) -> None:
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
-            buffer.fill(held.layer, ids, content(held, len(ids)))
+            buffer.fill(held.layer, ids, rows_of(held, request, range(len(ids))))
 
     def _paired(self) -> Iterator[tuple[HostBuffer, BufferView]]:
         by_name = {buffer.name: buffer for buffer in self.buffers}

@@ -27,7 +27,7 @@ import numpy as np
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.stubs import replaced
-from kvcheck.core.probes.sglang.rig.bare_manager import plain_manager
+from kvcheck.core.probes.sglang.rig.bare_manager import bare, plain_manager
 
 NEEDS = ("transfer.manager", "transfer.info", "transfer.chunk", "transfer.peer", "transfer.poll")
 PREFILL = "prefill"
@@ -177,9 +177,7 @@ class PDPair:
     def _manager(self, memory: RegisteredMemory, name: str) -> Any:
         names, link = self._rig.names, self.link
         memory.register(link, name)
-        manager = object.__new__(names["transfer.manager"])
-        poll = names["transfer.poll"]
-        self._waiting = poll.WaitingForInput
+        self._waiting = names["transfer.poll"].WaitingForInput
         own = {**plain_manager(), "engine": link, "is_mla_backend": self._flat}
         own["kv_args"] = self._arguments(memory)
         if names.has("transfer.mode"):
@@ -189,9 +187,7 @@ class PDPair:
         own["_send_multipart_locked"] = lambda endpoint, parts, *_, **__: link.send(endpoint, parts)
         if names.has("transfer.custom-pool"):
             own["enable_custom_mem_pool"], own["custom_mem_pool_type"] = names["transfer.custom-pool"]()
-        for key, value in own.items():
-            setattr(manager, key, value)
-        return manager
+        return bare(names["transfer.manager"], own)
 
     def _arguments(self, memory: RegisteredMemory) -> SimpleNamespace:
         several = self._rig.names.has("transfer.kinds")
