@@ -139,11 +139,6 @@ class IpcWire(ProcessWire):
         while waiting and all(self.backend.query(signal) for signal in waiting[0][1]):
             super().send(peer, waiting.popleft()[0])
 
-    def rejoin(self, link: Link) -> None:
-        """Announce this rank's memory to the peer's new process."""
-        super().rejoin(link)
-        self._announce_to([link.peer])
-
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         memory = self._memory_of(peer)
         path = self.paths.get(leg, "ordered")

@@ -52,8 +52,6 @@ class ProcessWire(ABC):
         self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
         self._asked: dict[tuple[str, int], tuple[int, int]] = {}
         self._gone: list[str] = []
-        self._offered: deque[Link] = deque()
-        self._lease_s = LEASE_S
         self._pulse = pulse
         self.network: str | None = None
         self.paths: Mapping[str, str] = {}
@@ -65,7 +63,6 @@ class ProcessWire(ABC):
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
         """Start the links, after all regions are registered."""
-        self._lease_s = lease_s
         self.links = {link.peer: link for link in links}
         for link in links:
             link.start(self._take)
@@ -78,26 +75,6 @@ class ProcessWire(ABC):
                 if time.monotonic() > deadline:
                     raise TransferError(f"{self.name}: no {what} of {', '.join(missing)} after {within_s} s")
                 changed.wait(LOOK_S)  # a peer that is lost meanwhile sends nothing
-
-    # A peer that was started again
-
-    def offer(self, link: Link) -> None:
-        """Offer a new link to a peer, from any thread. It closes the old one."""
-        self.links[link.peer].close()
-        self._offered.append(link)
-
-    def newcomers(self) -> list[Link]:
-        """Offered links of peers that are gone: their frames were taken, and they write no memory any more."""
-        ready = [link for link in self._offered if link.peer in self._gone]
-        for link in ready:
-            self._offered.remove(link)
-        return ready
-
-    def rejoin(self, link: Link) -> None:
-        self._gone.remove(link.peer)
-        self.links[link.peer] = link
-        link.start(self._take)
-        self._pulse([link], lease_s=self._lease_s)
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
