@@ -223,12 +223,6 @@ class IpcWire(ProcessWire):
             self._behind.pop(peer, None)  # for a process that has ended
         return is_shut
 
-    def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        self.links[peer].close()
-
-    def _take_data(self, peer: str, payload: bytearray) -> None:
-        raise TransferError(f"{peer} sent bytes on a link that carries messages")
-
 
 def _land(entry: FenceWriter, parts: tuple[Pairs, Pairs], late_s: float) -> None:
     """Copy a write under the fence, its second part `late_s` seconds later."""

@@ -88,9 +88,6 @@ class MooncakeWire(ProcessWire):
             if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
                 self._renew()
 
-    def _take_data(self, peer: str, payload: bytearray) -> None:
-        raise TransferError(f"{peer} sent bytes on a link that carries messages")
-
     def _take_engine(self, peer: str, payload: bytearray) -> None:
         try:
             said = json.loads(payload)

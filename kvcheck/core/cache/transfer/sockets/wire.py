@@ -133,17 +133,18 @@ class ProcessWire(ABC):
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         """Copy the blocks. Return the signal of `write`. Raise TransferError."""
 
-    @abstractmethod
     def _make_safe(self, peer: str) -> bool:
-        """True once no write of a lost peer can land here; retried at every `receive`."""
+        """True once no write of a lost peer can land here; retried at every `receive`. Bytes on a link have landed
+        before its loss is reported."""
+        return True
 
-    @abstractmethod
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
         """A write of the peer to this rank failed."""
+        self.links[peer].close()
 
-    @abstractmethod
     def _take_data(self, peer: str, payload: bytearray) -> None:
         """Take bytes for a region, in the link's thread."""
+        raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
     @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
@@ -207,13 +208,6 @@ class SocketWire(ProcessWire):
         for start, size in places.tolist():
             copy_bytes_torch(into[start : start + size], data[end : end + size])
             end += size
-
-    def _make_safe(self, peer: str) -> bool:
-        """The link's thread reports a lost peer after its last frame."""
-        return True
-
-    def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        self.links[peer].close()
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
         raise TransferError(f"{peer} has an engine, and this end has none")
