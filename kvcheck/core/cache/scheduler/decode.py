@@ -50,7 +50,6 @@ class DecodeScheduler(Scheduler):
         return super().is_idle and not (self._draining or self._failed)
 
     def abort(self, request_id: int) -> bool:
-        """End a request in any state; it is reported as failed."""
         found = super().abort(request_id)
         if found:
             self._failed.append((request_id, ABORTED))

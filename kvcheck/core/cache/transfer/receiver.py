@@ -205,7 +205,6 @@ class Receiver:
         return receiving
 
     def is_open(self, room: int) -> bool:
-        """True until the room's memory is released."""
         return room in self._rooms
 
     def take(self, receiving: InboundRoom) -> MetadataRow:

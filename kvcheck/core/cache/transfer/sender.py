@@ -117,7 +117,6 @@ class Sender:
             self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
-        """True until the room's memory is released."""
         return room in self._rooms
 
     def readiness(self, room: int) -> int:
@@ -176,7 +175,6 @@ class Sender:
         return self._rooms[room].reason
 
     def deadline(self, room: int) -> int | None:
-        """The room's deadline; None before the first Want, or if it is over."""
         sending = self._rooms.get(room)
         return None if sending is None or sending.reason else sending.deadline
 

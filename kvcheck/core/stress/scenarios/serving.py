@@ -157,7 +157,6 @@ def synthetic_load(
 
 
 def grain_of(shape: ModelShape) -> int:
-    """The page size for drawing lengths and pool sizes."""
     return max(shape.page_size, LEAST_GRAIN)
 
 
@@ -166,7 +165,6 @@ def buffer_names(shape: ModelShape) -> set[str]:
 
 
 def unread(evidence: Evidence, wanted: set[str]) -> str | None:
-    """Name the wanted buffers without a verified word, or None."""
     missing = sorted(name for name in wanted if not evidence.words_verified.get(name))
     return f"no word of {', '.join(missing)} was verified" if missing else None
 

@@ -121,7 +121,6 @@ class ProcessWire(ABC):
         return messages
 
     def gone(self) -> tuple[str, ...]:
-        """Peers that are gone, and no longer write this rank's memory."""
         return tuple(self._gone)
 
     def verified(self, peer: str, ticket: Ticket) -> None:
