@@ -179,7 +179,12 @@ class YoungestHost(Residency):
         self._declared = value
 
     def host_victim(self, space: str) -> Node | None:
-        return in_other_order(self, "youngest-host", 0, lambda: super(YoungestHost, self).host_victim(space))
+        order = self._order
+        self._order = lambda node: tuple(-each for each in order(node))
+        victim = super().host_victim(space)
+        self._order = order
+        TAKEN["youngest-host"] += victim is not None
+        return victim
 
 
 class OtherTies(Residency):

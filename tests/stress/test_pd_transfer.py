@@ -14,7 +14,7 @@ from rigs.settings import with_settings
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Signal, Submitted
-from kvcheck.core.cache.events import Event, RoomChanged
+from kvcheck.core.cache.events import RoomChanged
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.messages import Drained, Message, Want
 from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver

@@ -71,7 +71,6 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
 
 
 def may_show(plan: Plan) -> bool:
-    """Whether a device plan delays something until an operation that writes content which is read."""
     return any(map(_may_show, delays_of(plan)))
 
 

@@ -5,11 +5,12 @@ A foreign reuse is a resume into at least one page that another request was give
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.situations import Situation
-from kvcheck.core.cache.events import Allocated, Evicted, LookedUp, RoomChanged
+from kvcheck.core.cache.events import Allocated, Event, Evicted, LookedUp, RoomChanged
 from kvcheck.core.cache.transfer.receiver import SUCCESS
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.workload.events import (
@@ -28,38 +29,30 @@ from kvcheck.core.stress.workload.events import (
 
 class EvidenceCount:
     def __init__(self) -> None:
-        self._words: dict[str, int] = {}
-        self._requests = 0
-        self._retractions = 0
-        self._resumes = 0
+        self._words: Counter[str] = Counter()
+        self._counts: Counter[type] = Counter()
         self._foreign = 0
         self._transfers = 0
         self._clock = 0
         self._retracted_at: dict[int, int] = {}
         self._owners: dict[int, tuple[int, int, int, int]] = {}
         self._lookups: dict[int, LookedUp] = {}
-        self._moved = {"backup": 0, "load": 0, "prefetch": 0}
+        self._moved: Counter[str] = Counter()
         self._stored = 0
         self._host_evictions = 0
         self._during_load = 0
-        self._aborts = 0
-        self._retries = 0
-        self._situations: dict[str, int] = {}
+        self._situations: Counter[str] = Counter()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
+            *((kind, self._count) for kind in (Expected, Retracted, Resumed, Aborted, Retried)),
             (Verified, self._verified),
-            (Expected, self._expected),
-            (Retracted, self._retracted),
-            (Resumed, self._resumed),
             (Saved, self._saved),
             (Restored, self._restored),
             (Allocated, self._allocated),
             (LookedUp, self._looked_up),
             (Transferred, self._transferred),
             (Evicted, self._evicted),
-            (Aborted, self._aborted),
-            (Retried, self._retried),
             (RoomChanged, self._room_changed),
             (Happened, self._happened),
         )
@@ -69,13 +62,13 @@ class EvidenceCount:
         return Evidence(
             schedules=1,
             events=events,
-            requests=self._requests,
-            retractions=self._retractions,
-            resumes=self._resumes,
+            requests=self._counts[Expected],
+            retractions=self._counts[Retracted],
+            resumes=self._counts[Resumed],
             foreign_reuses=self._foreign,
             device_evictions=evictions,
-            aborts=self._aborts or None,
-            retries=self._retries or None,
+            aborts=self._counts[Aborted] or None,
+            retries=self._counts[Retried] or None,
             **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
@@ -113,23 +106,11 @@ class EvidenceCount:
             self._host_evictions += 1
             self._during_load += event.during_load
 
-    def _aborted(self, event: Aborted) -> None:
-        self._aborts += 1
-
-    def _retried(self, event: Retried) -> None:
-        self._retries += 1
+    def _count(self, event: Event) -> None:
+        self._counts[type(event)] += 1
 
     def _verified(self, event: Verified) -> None:
-        self._words[event.buffer] = self._words.get(event.buffer, 0) + event.words
-
-    def _expected(self, event: Expected) -> None:
-        self._requests += 1
-
-    def _retracted(self, event: Retracted) -> None:
-        self._retractions += 1
-
-    def _resumed(self, event: Resumed) -> None:
-        self._resumes += 1
+        self._words[event.buffer] += event.words
 
     def _saved(self, event: Saved) -> None:
         self._clock += 1
@@ -154,8 +135,7 @@ class EvidenceCount:
                 return
 
     def _happened(self, event: Happened) -> None:
-        key = Situation(event.subject, event.state, event.happening).key
-        self._situations[key] = self._situations.get(key, 0) + 1
+        self._situations[Situation(event.subject, event.state, event.happening).key] += 1
 
     def _room_changed(self, event: RoomChanged) -> None:
         self._transfers += event.new == SUCCESS

@@ -84,7 +84,6 @@ def _simulated(plan: Plan, strategy: str, choices: str | None) -> Plan:
 
 
 def _is_eager(plan: Plan) -> bool:
-    """Whether the plan's own run numbers operations like the flipped run."""
     if plan.backend == "eager":
         return True
     return isinstance(chooser_of(plan), EagerStrategy)

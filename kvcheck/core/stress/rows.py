@@ -84,7 +84,6 @@ class ScheduleRow(RunnerRow):
         return cells
 
     def tried(self, plan: Plan) -> tuple[str, ...]:
-        """Order, settings, and the audit of footprints if the schedule has it."""
         return (self.order(plan), *settings_tried_by(plan), *((AUDIT,) if is_audited(plan) else ()))
 
     def order(self, plan: Plan) -> str:

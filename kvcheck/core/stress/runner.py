@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from asyncio import CancelledError
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -227,9 +228,10 @@ class ScheduleRunner:
 
         On the simulated backend, a loop that computes and reads nothing ends as a hang. Others wait for a device.
         """
-        moves = _Moves()
-        history.listen(moves.handlers())
-        watch = progress_watch(self._stuck_cpu_s, lambda: moves.count) if plan.backend == "simulated" else nullcontext()
+        moves: Counter[type] = Counter()
+        history.listen((kind, lambda event: moves.update((type(event),))) for kind in (Forward, Verified))
+        is_watched = plan.backend == "simulated"
+        watch = progress_watch(self._stuck_cpu_s, moves.total) if is_watched else nullcontext()
         try:
             with watch:
                 evictions = scenario.run(
@@ -257,17 +259,6 @@ class ScheduleRunner:
 
     def closing(self) -> str | None:
         return None
-
-
-class _Moves:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def handlers(self) -> Iterable[tuple[type, Handler]]:
-        return ((Forward, self._count), (Verified, self._count))
-
-    def _count(self, event: object) -> None:
-        self.count += 1
 
 
 def schedules(first: Plan, count: int) -> Iterator[Plan]:

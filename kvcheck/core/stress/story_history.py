@@ -61,7 +61,6 @@ def row_text(found: Mismatch) -> str:
 
 
 def words_of(found: Mismatch, requests: int) -> tuple[Word, ...]:
-    """The first words of a differing row. requests: the highest number of a request in the run."""
     return tuple(_word(found, at, requests) for at in range(min(MOST_WORDS, len(found.words))))
 
 
@@ -164,7 +163,6 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
 
 
 def is_of_pages(note: Note) -> bool:
-    """Allocated ids of pages, not of table rows or metadata slots."""
     return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
 
 

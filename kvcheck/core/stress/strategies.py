@@ -103,15 +103,11 @@ class Draw:
 
 
 class EagerStrategy:
-    """Everything runs as soon as it can, oldest first."""
-
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         return min(range(len(enabled)), key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
 
 
 class LazyStrategy:
-    """Nothing runs until the process waits for it; then the youngest lane goes first."""
-
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         return None if may_pause else len(enabled) - 1
 
@@ -301,14 +297,12 @@ def seeded_random(draw: Draw) -> Chooser:
 
 
 def replay(draw: Draw) -> Chooser:
-    """Recorded choices. Raises UsageError if they are missing or damaged."""
     if draw.choices is None:
         raise UsageError("strategy replay needs recorded choices; use kvcheck replay with the line a failure printed")
     return ReplayStrategy(decode_choices(draw.choices))
 
 
 def flip(draw: Draw) -> Chooser:
-    """Two operations in the other order. Raises UsageError if the line does not name them."""
     if draw.choices is None:
         raise UsageError("strategy flip needs the two operations; use kvcheck replay with the line a failure printed")
     return FlipStrategy(parse_pair(draw.choices))

@@ -200,30 +200,6 @@ def test_each_thread_has_a_lock_of_its_own() -> None:
     second.close()
 
 
-def test_a_peer_that_comes_back_is_written_where_its_new_process_has_its_memory() -> None:
-    with ExitStack() as close:
-        source, old, new = end("prefill-0", fill=0xFF), end("decode-0", fill=0), end("decode-0", fill=0)
-        _, theirs = join(source, old, close)
-        write(source)
-        assert poll(lambda: old.bytes == FULL)
-        theirs.close()
-        assert poll(lambda: not source.wire.receive() and source.wire.gone() == ("decode-0",))
-        with pytest.raises(TransferError, match="decode-0 is gone"):
-            write(source)
-        old.memory.fill_(0)
-        ours, again = socket.socketpair()
-        links = Link(ours, {"name": "decode-0"}), Link(again, {"name": "prefill-0"})
-        for link in links:
-            close.callback(link.free)
-        source.wire.offer(links[0])
-        assert source.wire.newcomers() == [links[0]]
-        source.wire.rejoin(links[0])
-        new.wire.start([links[1]])
-        assert poll(lambda: "decode-0" in source.wire._announced)
-        write(source)
-        assert poll(lambda: new.bytes == FULL) and old.bytes == NONE
-
-
 # What a peer says of its memory
 
 

@@ -46,17 +46,14 @@ def stranger_of(listener: Listener, opened: contextlib.ExitStack) -> socket.sock
     return opened.enter_context(socket.create_connection((host, int(port))))
 
 
-def waiting_for_peer(listener: Listener, is_kept: bool) -> list[Link]:
-    """Links that the listener accepts from now on: the peer's alone, or for good."""
+def waiting_for_peer(listener: Listener) -> list[Link]:
+    """The peer's link, once the listener has accepted it."""
     found: list[Link] = []
-    if is_kept:
-        listener.keep(KEY, {"name": "here"}, found.append)
-    else:
 
-        def accept() -> None:
-            found.extend(listener.accept(KEY, {"name": "here"}, {"peer"}))
+    def accept() -> None:
+        found.extend(listener.accept(KEY, {"name": "here"}, {"peer"}))
 
-        threading.Thread(target=accept, daemon=True).start()
+    threading.Thread(target=accept, daemon=True).start()
     return found
 
 
@@ -74,13 +71,10 @@ def check_met(listener: Listener, found: list[Link], within_s: float) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, 13, MOST_GREETINGS + 8])
-@pytest.mark.parametrize("is_kept", [False, True], ids=["accept", "keep"])
-def test_silent_strangers_delay_no_peer(
-    listener: Listener, opened: contextlib.ExitStack, count: int, is_kept: bool
-) -> None:
+def test_silent_strangers_delay_no_peer(listener: Listener, opened: contextlib.ExitStack, count: int) -> None:
     for _ in range(count):
         stranger_of(listener, opened)
-    check_met(listener, waiting_for_peer(listener, is_kept), SOON_S)
+    check_met(listener, waiting_for_peer(listener), SOON_S)
 
 
 def received(connection: socket.socket) -> tuple[int, bytes]:
@@ -116,7 +110,7 @@ def test_who_took_over_a_port_learns_no_key_and_no_hello(is_mirror: bool) -> Non
 
 
 def test_a_proof_is_good_for_one_connection(listener: Listener, opened: contextlib.ExitStack) -> None:
-    found = waiting_for_peer(listener, is_kept=False)
+    found = waiting_for_peer(listener)
     first, second = stranger_of(listener, opened), stranger_of(listener, opened)
     first.sendall(framed(FrameKind.PROOF, b"n" * 32))
     _, nonce = received(first)
@@ -132,10 +126,11 @@ def test_a_proof_is_good_for_one_connection(listener: Listener, opened: contextl
 
 
 def test_a_stranger_cannot_ask_for_memory(listener: Listener, opened: contextlib.ExitStack) -> None:
-    listener.keep(KEY, {"name": "here"}, lambda link: None)
+    found = waiting_for_peer(listener)
     stranger = stranger_of(listener, opened)
     stranger.sendall(HEADER.pack(FrameKind.PROOF, PROOF_BYTES + 1))
     assert stranger.recv(1) == b""
+    check_met(listener, found, 10)
 
 
 class Poor:
@@ -154,9 +149,8 @@ class Poor:
         return getattr(self._inner, name)
 
 
-@pytest.mark.parametrize("is_kept", [False, True], ids=["accept", "keep"])
-def test_a_listener_without_descriptors_goes_on_when_there_are_some(listener: Listener, is_kept: bool) -> None:
+def test_a_listener_without_descriptors_goes_on_when_there_are_some(listener: Listener) -> None:
     poor = Poor(listener._listening, 3)
     listener._listening = poor  # type: ignore[assignment]
-    check_met(listener, waiting_for_peer(listener, is_kept), 10)
+    check_met(listener, waiting_for_peer(listener), 10)
     assert poor.times == 0

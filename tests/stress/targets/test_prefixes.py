@@ -16,7 +16,7 @@ from kvcheck.core.cache.events import Event
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.targets.prefixes import CachedPrefixes, Neighbours, others_of
 from kvcheck.core.stress.targets.target import Standing
 from kvcheck.core.stress.workload.events import Happened

@@ -8,13 +8,12 @@ import torch
 from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base import content
-from kvcheck.core.cache.events import Event
+from kvcheck.core.cache.events import Event, LookedUp
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.stress.workload.events import Event, Forward, Saw, Verified
+from kvcheck.core.stress.workload.events import Forward, Saw, Verified
 from kvcheck.core.stress.workload.host_inspector import HostHits, HostInspector
 from kvcheck.core.stress.workload.mismatch import Mismatch
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
-from kvcheck.core.stress.workload.tier_events import LookedUp
 
 CHAINS = {1: (b"a", b"ab", b"abc"), 2: (b"a", b"ab", b"abx")}
 """Two requests: the second shares two pages with the first, and so reads the first's words there."""

@@ -88,7 +88,6 @@ class CopyLane:
 
 
 def copy_and_join(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy each (target, source) on the current stream, and wait."""
     for target, source in pairs:
         copy_bytes_torch(target, source)
     if any(target.is_cuda for target, _ in pairs[:1]):

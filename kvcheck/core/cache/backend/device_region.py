@@ -81,10 +81,6 @@ class DeviceRegion:
     def bytes_view(self) -> torch.Tensor:
         return _view(self._address, self.size_bytes, self._device)
 
-    def close(self) -> None:
-        """Do nothing: the driver frees the memory when this process ends."""
-        return
-
 
 def attach(handle: DeviceHandle) -> torch.Tensor:
     """Map the region of another process, [bytes] uint8, on its own device. Raise ValueError, TransferError."""

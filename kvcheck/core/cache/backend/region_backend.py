@@ -32,10 +32,7 @@ class Region(Protocol):
         """For `attach` in another process: a dataclass of plain values."""
 
     def bytes_view(self) -> torch.Tensor:
-        """The memory itself, [size_bytes] uint8. It stays valid after `close`."""
-
-    def close(self) -> None:
-        """Stop other processes from mapping it from now on."""
+        """The memory itself, [size_bytes] uint8. It stays valid after the release."""
 
 
 class RegionBackend(EagerBackend):
@@ -62,7 +59,8 @@ class RegionBackend(EagerBackend):
 
     def release(self, name: str) -> None:
         super().release(name)
-        if (region := self._regions.pop(name, None)) is not None:
+        region = self._regions.pop(name, None)
+        if isinstance(region, SharedRegion):  # the driver frees memory of a device when this process ends
             region.close()
 
     def region_of(self, memory: torch.Tensor) -> Region:

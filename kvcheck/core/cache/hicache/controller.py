@@ -116,7 +116,6 @@ class TransferController:
         self.loads.append(started)
 
     def finished_backups(self) -> int:
-        """Leading backups that are done."""
         return self._finished([(transfer,) for transfer in self.backups])
 
     def finished_loads(self) -> int:

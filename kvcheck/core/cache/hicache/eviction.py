@@ -84,7 +84,6 @@ class Residency:
         )
 
     def may_be_removed(self, node: Node) -> bool:
-        """True if nothing uses the node, or anything below it, on either tier."""
         return not (self._is_pinned(node) or self._is_host_pinned(node)) and all(
             self.may_be_removed(child) for child in node.children.values()
         )
@@ -92,7 +91,6 @@ class Residency:
     # Eviction
 
     def demote(self, node: Node) -> None:
-        """Free the node's device pages; the host keeps the node."""
         self._leave(node, "device", HELD)
         self._count("device", "full")
 
@@ -116,14 +114,12 @@ class Residency:
         self.tree.remove(node)
 
     def can_drop(self, node: Node) -> bool:
-        """True if the node's host pages and everything below the node are unused."""
         return not self._is_host_pinned(node) and all(
             not self._is_pinned(child) and not child.device.is_live and self.can_drop(child)
             for child in node.children.values()
         )
 
     def tombstone(self, node: Node, tier: str, space: str) -> None:
-        """Free the window pages or the state of a node on a tier; its pages stay."""
         self._leave(node, tier, (space,))
         self._count(tier, space)
 

@@ -53,7 +53,6 @@ class LayerGate:
         return self._producer
 
     def layer_done(self, producer: int, layer: int, lanes: tuple[Lane, ...]) -> None:
-        """Record a layer's events, one a lane."""
         for signal, lane in zip(self.ring[producer].layers[layer], lanes, strict=True):
             self._backend.record(signal, lane=lane)
 

@@ -152,7 +152,6 @@ class Node:
         return self.device if name == "device" else self.host
 
     def path(self) -> Iterator[Node]:
-        """The node and its ancestors, upwards."""
         at: Node | None = self
         while at is not None:
             yield at

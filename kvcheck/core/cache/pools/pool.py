@@ -180,7 +180,6 @@ class KVPool:
 
     @property
     def pages_free(self) -> int:
-        """Pages that can be allocated now, in the scarcest paged space."""
         return min(self.allocators[name].available for name in self.paged)
 
     def buffers(self) -> tuple[tuple[str, BufferSpec], ...]:
@@ -277,7 +276,6 @@ class KVPool:
         holding.window_pages = np.concatenate((np.zeros(passed, dtype=np.int64), holding.window_pages[passed:]))
 
     def map_window(self, pages: IndexArray, window_pages: IndexArray) -> None:
-        """Map full pages to their window pages, in forward-lane order."""
         self.tables["full_to_window"].assign(pages, window_pages)
 
     def unmap_window(self, pages: IndexArray) -> None:

@@ -38,8 +38,6 @@ class DecodeScheduler(Scheduler):
         room_of: Callable[[int], int],
     ) -> None:
         super().__init__(parts, config)
-        self.may_ask = True
-        """True if every rank of this end has a source to send Wants to; set between rounds, from agreed values."""
         self.receiver = receiver
         self._metadata = metadata
         self._room_of = room_of
@@ -52,7 +50,6 @@ class DecodeScheduler(Scheduler):
         return super().is_idle and not (self._draining or self._failed)
 
     def abort(self, request_id: int) -> bool:
-        """End a request in any state; it is reported as failed."""
         found = super().abort(request_id)
         if found:
             self._failed.append((request_id, ABORTED))
@@ -153,7 +150,7 @@ class DecodeScheduler(Scheduler):
             super()._abort(active)
 
     def _admit(self) -> None:
-        while self._waiting and self.may_ask and not self._resume_is_due():
+        while self._waiting and not self._resume_is_due():
             request = self._waiting[0]
             room, prompt = self._room_of(request.request_id), len(request.prompt)
             if len(self._prefilling) >= self.config.max_prefilling or self.receiver.is_open(room):

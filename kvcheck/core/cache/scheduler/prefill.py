@@ -163,7 +163,6 @@ class PrefillScheduler:
         self._sending.append(prompt)
 
     def _tell(self, prompt: PrefillRequest, *, has_failed: bool) -> None:
-        """Report an agreed failure once, also if the prompt was handed over before."""
         if has_failed and not prompt.is_told:
             prompt.is_told = True
             self._report.failed.append((prompt.request.request_id, self.sender.reason(self._room(prompt))))

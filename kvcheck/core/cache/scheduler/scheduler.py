@@ -307,7 +307,6 @@ class Scheduler:
 
     @property
     def _will_free(self) -> bool:
-        """True if requests outside the running batch will go on, or free their memory."""
         return bool(self._prefilling or self._ready or self._restoring)
 
     def _evict(self, short: Mapping[str, int]) -> int:
@@ -379,7 +378,6 @@ class Scheduler:
         return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
 
     def _wait_for_something(self) -> None:
-        """Wait for the oldest restore or transfer, since there is nothing to compute."""
         if self._restoring:
             self.parts.backend.wait(self._restoring[0][0])
         elif self.parts.cache is not None:

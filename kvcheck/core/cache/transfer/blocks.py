@@ -71,7 +71,6 @@ class RowLayout:
 
     @property
     def units(self) -> int:
-        """Usable pages or slots."""
         return self.rows // self.rows_per_unit - 1
 
     @property

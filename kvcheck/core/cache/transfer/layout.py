@@ -129,14 +129,6 @@ def check_layouts(mine: EndLayout, theirs: EndLayout) -> None:
             )
 
 
-def check_rejoin(mine: EndLayout, before: EndLayout | None, now: EndLayout) -> None:
-    """Raise LayoutMismatch unless a restarted peer is the same rank as before, and fits."""
-    check_layouts(mine, now)
-    if before is not None:
-        for name in ("rank", "ranks"):
-            _same(before, now, name, getattr(before, name), getattr(now, name))
-
-
 def _same(mine: EndLayout, theirs: EndLayout, what: str, ours: object, others: object) -> None:
     if ours != others:
         raise LayoutMismatch(

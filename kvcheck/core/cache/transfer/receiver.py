@@ -22,7 +22,7 @@ from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Pl
 from kvcheck.core.cache.events import Emit, Event, RoomChanged, RoomMarked, SealsFitted
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.blocks import PageRun
-from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin, routes, sources_of
+from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, routes, sources_of
 from kvcheck.core.cache.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Content, Seal, Sealer, parse, piece_of
@@ -121,8 +121,7 @@ class RoomLeft(Event):
 # TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
 #      |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> released
 class Receiver:
-    """One decode rank. clock: rounds, or seconds, since the start; patience: of a room. attempts: offset of the
-    generations; no two processes of a rank use the same."""
+    """One decode rank. clock: rounds, or seconds, since the start; patience: of a room."""
 
     def __init__(
         self,
@@ -137,7 +136,6 @@ class Receiver:
         patience: int,
         sealer: type[Sealer] = Sealer,
         emit: Emit | None = None,
-        attempts: int = 0,
     ) -> None:
         for peer in peers:
             check_layouts(layout, peer)
@@ -155,7 +153,7 @@ class Receiver:
         self._slices = {name: pairs[peer.rank, layout.rank] for name, peer in self.sources.items()}
         self._ranks = len(peers)
         self._row_sender = sources_of(pairs, layout.rank)[0]
-        self._attempts = attempts
+        self._attempts = 0
         self._gone: set[str] = set()
         self._seals = backend.empty(
             "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
@@ -207,7 +205,6 @@ class Receiver:
         return receiving
 
     def is_open(self, room: int) -> bool:
-        """True until the room's memory is released."""
         return room in self._rooms
 
     def take(self, receiving: InboundRoom) -> MetadataRow:
@@ -252,12 +249,6 @@ class Receiver:
             receiving.writers.discard(peer)
             if peer in receiving.waits:
                 self._set(receiving, FAILED, _gone({peer}))
-
-    def rejoin(self, layout: EndLayout) -> None:
-        check_rejoin(self._layout, self.sources.get(layout.name), layout)
-        if layout.name in self.sources:
-            self.sources[layout.name] = layout
-        self._gone.discard(layout.name)
 
     def free(self) -> None:
         self._backend.release("seals")

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,7 @@ from kvcheck.core.cache.backend.backend import Backend, Signal
 from kvcheck.core.cache.events import Emit, GaveUp
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.blocks import PageRun, pair_pages
-from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin
+from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.receiver import held_run, needed_pages
@@ -117,7 +117,6 @@ class Sender:
             self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
-        """True until the room's memory is released."""
         return room in self._rooms
 
     def readiness(self, room: int) -> int:
@@ -176,7 +175,6 @@ class Sender:
         return self._rooms[room].reason
 
     def deadline(self, room: int) -> int | None:
-        """The room's deadline; None before the first Want, or if it is over."""
         sending = self._rooms.get(room)
         return None if sending is None or sending.reason else sending.deadline
 
@@ -187,18 +185,6 @@ class Sender:
 
     def free(self) -> None:
         self._writer.free()
-
-    def rejoin(self, layout: EndLayout) -> None:
-        """Drop the Wants of a restarted decode rank."""
-        check_rejoin(self._layout, self._peers.get(layout.name), layout)
-        if layout.name in self._peers:
-            self._peers[layout.name] = layout
-        self._wants.forget(layout.name)
-
-    @property
-    def unopened(self) -> list[int]:
-        """Requests with Wants whose rooms were not opened or ended here."""
-        return self._wants.unopened(self._rooms)
 
     # Messages
 
@@ -408,12 +394,3 @@ class Wants:
         """Reason why the attempt, or a later one, is over; "" if it is not known to be."""
         last, reason = self._ended.get(room, (-1, ""))
         return reason if attempt <= last else ""
-
-    def forget(self, peer: str) -> None:
-        self._heard.pop(peer, None)
-        for wants in (each for attempts in self._rooms.values() for each in attempts.values()):
-            wants.pop(peer, None)
-
-    def unopened(self, known: Collection[int]) -> list[int]:
-        rooms = (each for room, each in self._rooms.items() if room not in known and room not in self._ended)
-        return sorted({want.request for attempts in rooms for wants in attempts.values() for want in wants.values()})

@@ -87,13 +87,13 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             (LookedUp, self._looked_up),
             (Forward, self._forward),
             (Computed, self._computed),
-            (Locked, self._locked),
+            (Locked, self._cache.lock),
             (TierChanged, self._changed),
             (Chosen, self._is_chosen),
             (Flushed, self._is_flushed),
             (Refused, self._is_refused),
             (RoomWanted, self._is_wanted),
-            (Transferred, self._transferred),
+            (Transferred, self._cache.arrived),
             *self.store_handlers(),
             *self.round_handlers(),
             *self.answer_handlers(),
@@ -127,9 +127,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             f"used page and never locks serves {plain}"
         )
 
-    def _transferred(self, event: Transferred) -> None:
-        self._cache.arrived(event)
-
     # The rules, and how much is allocated
 
     def _modelled(self, event: Modelled) -> None:
@@ -150,9 +147,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         if event.space in self._wanted:
             wanted, freed = self._wanted[event.space]
             self._wanted[event.space] = wanted, freed + len(event.ids)
-
-    def _locked(self, event: Locked) -> None:
-        self._cache.lock(event)
 
     def _counted(self, event: Counted) -> None:
         self._is_over = True

@@ -22,7 +22,6 @@ UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "t
 
 
 def unit_word(space: str) -> str:
-    """The noun for one id of a space: "page", "slot", "row" or "value"."""
     kind = space.rpartition(":")[2].removeprefix("host.")
     return next((word for name, word in UNITS.items() if kind.startswith(name)), "page")
 
@@ -79,7 +78,6 @@ class Oracle:
 
 
 def tier_of(space: str) -> str:
-    """The tier of a space's memory, of any rank."""
     kind = space.rpartition(":")[2]
     return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
 

@@ -243,7 +243,6 @@ class ProtocolOracle(KnownWords):
 
 
 def code_of_unnoticed(fault: Faulted) -> str:
-    """The code of a request that finished in spite of a fault."""
     return "KV301" if "length" in fault.why else "KV203"
 
 

@@ -87,7 +87,6 @@ class ResidencyOracle(Oracle):
 
 
 def first_seen(model: Modelled, pages: int) -> int:
-    """The first page that the position after so many pages sees through the window."""
     return max(0, pages * model.page_size + 1 - model.window) // model.page_size
 
 

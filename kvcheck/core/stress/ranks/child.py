@@ -65,7 +65,6 @@ class Child:
             self._said.close()
 
     def close_input(self) -> None:
-        """Close its input, which ends a rank."""
         close_input(self.process)
 
     def _take(self, line: str | None) -> None:

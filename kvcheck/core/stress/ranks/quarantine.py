@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.cache.transfer.messages import Done, Drained, Message, Want
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import Oracle
 
-MOST = 20
 
-
-class Quarantine:
+class Quarantine(Oracle):
     """One decode rank. judged: pages and slots freed after a Want."""
 
+    name = "lifetime"
+
     def __init__(self, rank: str) -> None:
-        self.findings: list[Finding] = []
-        self.judged = 0
+        super().__init__()
         self._rank = rank
         self._owners: dict[tuple[str, int], int] = {}
         self._writers: dict[int, dict[str, tuple[int, int]]] = {}
@@ -61,16 +60,7 @@ class Quarantine:
             owner = self._owners.pop((event.space, int(unit)), None)
             writers = self._writers.get(owner, {}) if owner is not None else {}
             self.judged += owner in self._writers
-            if writers and len(self.findings) < MOST:
-                peers = ", ".join(sorted(writers))
-                self.findings.append(
-                    Finding(
-                        code="KV202",
-                        oracle="lifetime",
-                        tier="device",
-                        page=int(unit),
-                        request=owner,
-                        message=f"{self._rank}: {event.space} {int(unit)} of request {owner} was freed while {peers} "
-                        "may still write it",
-                    )
-                )
+            if writers:
+                text = f"{self._rank}: {event.space} {int(unit)} of request {owner} was freed while "
+                text += f"{', '.join(sorted(writers))} may still write it"
+                self.add("KV202", text, tier="device", page=int(unit), request=owner)

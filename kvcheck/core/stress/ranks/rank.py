@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvcheck.core.base.errors import LayoutMismatch, TransferError
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.base.record import to_plain
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks, RankGroup
-from kvcheck.core.cache.scheduler.request import Request, StepReport
+from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
@@ -33,7 +33,7 @@ from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, pair_scenario,
 from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
-from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
+from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup
 from kvcheck.core.stress.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.stress.targets.target import PairSetup, TargetParts
 from kvcheck.core.stress.workload.events import (
@@ -54,10 +54,6 @@ QUIET_S, QUIETEST_S = 0.0005, 0.008
 of its ranks would use all cores."""
 SETTLED_S = 0.5
 """Longer than any write. Until then a rank polls often, to see bytes that land after their status."""
-RETURN_S = 60.0
-"""Seconds that the rank waits for the restart of a peer."""
-INCARNATION_BITS = 32
-"""Bits of an attempt's number; the bits above are the process's incarnation."""
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
 
@@ -104,14 +100,9 @@ class RankRun:
                 room_of=room_of,
                 patience=spec.patience_s,
                 aux_over_messages=sends_rows,
-                attempts=(spec.incarnation - 1) << INCARNATION_BITS,
             ),
         )
-        self._jobs = {job.request: job for job in load.jobs}
-        # A restarted prefill rank is fed requests on demand; a restarted decode rank, requests that have not ended.
-        self._is_fed_on_demand = spec.end == "prefill" and spec.incarnation > 1
-        left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in spec.over)
-        self._feed = Feed(left, hurry=HURRY)
+        self._feed = Feed(load.jobs, hurry=HURRY)
         faults = Faults(load.jobs, shape, self._history.emit, variant)
         self._aborts = Aborts(variant["abort stage"], faults)
         self._stalls = Stalls(
@@ -129,10 +120,7 @@ class RankRun:
         self.wire = self.rank.wire.inner
         self.wire.network = spec.network
         self.wire.paths, self.wire.late_s = paths, self._stalls.late_s
-        self._fenced: dict[str, float] = {}
-        self._returns = set(spec.returns)
-        self._incarnations = dict.fromkeys(spec.peers, 0)
-        self._hello: dict[str, object] = {}
+        self._fenced: set[str] = set()
         self._group: RankGroup | None = None
         self._scheduler: PrefillScheduler | DecodeScheduler | None = None
         self._open: list[int] = []
@@ -143,15 +131,7 @@ class RankRun:
     # The peers
 
     def meet(self) -> None:
-        self._hello = {
-            "name": self.rank.name,
-            "layout": to_plain(self.rank.layout),
-            "incarnation": self._spec.incarnation,
-            "over": list(self._spec.over),
-        }
-        links = self._links()
-        for link in links:
-            self._incarnations[link.peer] = _incarnation(link)
+        links = self._links({"name": self.rank.name, "layout": to_plain(self.rank.layout)})
         peers = [_layout(link) for link in links]
         if self._spec.end == "prefill":
             self._scheduler = prefill_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
@@ -166,54 +146,13 @@ class RankRun:
         self._group = ProcessRanks(spec.meeting, spec.rank, ranks, timeout_s=timeout_s)
         self._say("ready", {})
 
-    def _links(self) -> list[Link]:
+    def _links(self, hello: dict[str, object]) -> list[Link]:
         if self._spec.end == "prefill":
             found = self._inbox.addresses.get()
-            return [connect(found[name], self._spec.key, self._hello) for name in self._spec.peers]
-        listener = Listener()
-        self._say("listening", {"address": listener.address})
-        links = listener.accept(self._spec.key, self._hello, set(self._spec.peers))
-        listener.keep(self._spec.key, self._hello, self._offer)
-        return links
-
-    # Peers that were started again
-
-    def _offer(self, link: Link) -> None:
-        if link.peer in self._incarnations and _incarnation(link) > self._incarnations[link.peer]:
-            self.wire.offer(link)
-        else:
-            self._say("refused", {"peer": link.peer, "why": f"incarnation {_incarnation(link)} is not new"})
-            link.free()
-
-    def _rejoin(self) -> None:
-        """Connect to restarted decode ranks, and bootstrap again with every peer that has a new link."""
-        while not self._inbox.addresses.empty():
-            for address in self._inbox.addresses.get().values():
-                with contextlib.suppress(TransferError):  # it has died again and stays gone
-                    self._offer(connect(address, self._spec.key, self._hello))
-        for link in self.wire.newcomers():
-            assert self._scheduler is not None
-            try:
-                layout = _layout(link)
-                if isinstance(self._scheduler, PrefillScheduler):
-                    self._scheduler.sender.rejoin(layout)
-                else:
-                    self._scheduler.receiver.rejoin(layout)
-            except LayoutMismatch as error:
-                self._say("refused", {"peer": link.peer, "why": str(error)})
-                link.free()
-                continue
-            self._incarnations[link.peer] = _incarnation(link)
-            self._returns.discard(link.peer)
-            self._fenced.pop(link.peer, None)
-            self.wire.rejoin(link)
-            self._say("rejoined", {"peer": link.peer, "incarnation": _incarnation(link)})
-            over = link.hello.get("over")
-            for request_id in over if isinstance(over, list) and self._spec.end == "prefill" else ():
-                self._scheduler.abort(request_id)  # the new process does not request it any more
-
-    def _is_awaited(self, peer: str) -> bool:
-        return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S
+            return [connect(found[name], self._spec.key, hello) for name in self._spec.peers]
+        with contextlib.closing(Listener()) as listener:
+            self._say("listening", {"address": listener.address})
+            return listener.accept(self._spec.key, hello, set(self._spec.peers))
 
     def _seconds(self) -> int:
         return int(time.monotonic() - self._started)
@@ -222,15 +161,12 @@ class RankRun:
 
     def run_rounds(self) -> None:
         assert self._scheduler is not None
-        if self._is_fed_on_demand:
-            self._say("idle", {})
         eventful_s = time.monotonic()
         while self._is_serving():
-            self._rejoin()
-            for request in self._due():
+            for request in self._feed.due(is_idle=self._scheduler.is_idle):
                 self._scheduler.submit(request)
                 self._open.append(request.request_id)
-            report = self._scheduler.settle(self._agree_on(self._scheduler.poll()))
+            report = self._scheduler.settle(self._agree(self._scheduler.poll()))
             self._tell(report)
             for request_id in self._aborts(report):
                 self._abort(request_id)
@@ -244,21 +180,7 @@ class RankRun:
 
     def _is_serving(self) -> bool:
         assert self._scheduler is not None
-        is_fed = self._inbox.is_over if self._is_fed_on_demand else not self._feed.is_open
-        return not (is_fed and self._scheduler.is_idle)
-
-    def _due(self) -> list[Request]:
-        assert self._scheduler is not None
-        if self._is_fed_on_demand and isinstance(self._scheduler, PrefillScheduler):
-            return [request_of(self._jobs[request_id]) for request_id in self._scheduler.sender.unopened]
-        return self._feed.due(is_idle=self._scheduler.is_idle)
-
-    def _agree_on(self, known: list[int]) -> list[int]:
-        """Admit more requests on all ranks or none: a rank may notice late that a peer is gone."""
-        first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
-        if isinstance(self._scheduler, DecodeScheduler):
-            self._scheduler.may_ask = bool(first)
-        return agreed
+        return self._feed.is_open or not self._scheduler.is_idle
 
     def _agree(self, known: list[int]) -> list[int]:
         assert self._group is not None
@@ -318,14 +240,13 @@ class RankRun:
     def _end_what_is_lost(self) -> None:
         """Fence peers that are gone, and fail requests that need them or the other ranks."""
         gone = self.wire.gone()
-        for peer in sorted(set(gone) - self._fenced.keys()):
-            self._fenced[peer] = time.monotonic()
+        for peer in sorted(set(gone) - self._fenced):
+            self._fenced.add(peer)
             self._say("fenced", {"peer": peer})
         if isinstance(self._scheduler, DecodeScheduler):
             for peer in gone:
                 self._scheduler.receiver.fence(peer)
-        lost = [peer for peer in gone if not self._is_awaited(peer)]
-        why = self._alone or (f"{', '.join(lost)} is gone" if lost and self._spec.end == "prefill" else "")
+        why = self._alone or (f"{', '.join(gone)} is gone" if gone and self._spec.end == "prefill" else "")
         for request_id in list(self._open) if why else ():
             assert self._scheduler is not None
             if self._scheduler.abort(request_id):
@@ -336,7 +257,6 @@ class RankRun:
     def answer_until_over(self) -> None:
         assert self._scheduler is not None
         while not self._inbox.is_over:
-            self._rejoin()
             self._scheduler.poll()
             time.sleep(QUIET_S * 4)
 
@@ -374,8 +294,3 @@ def _layout(link: Link) -> EndLayout:
     if layout.name != link.peer:
         raise LayoutMismatch(f"{link.peer} brings the layout of {layout.name}; expected its own")
     return layout
-
-
-def _incarnation(link: Link) -> int:
-    said = link.hello.get("incarnation")
-    return said if isinstance(said, int) else 0

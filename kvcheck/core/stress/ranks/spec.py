@@ -1,9 +1,7 @@
 """RankSpec and RankSummary: input and report of a rank's process, as lines of JSON.
 
-    to the rank      RankSpec, then {"addresses": ...} for a prefill rank, and again after the restart of a decode rank,
-                     then {"close": true}; end of input: the end
-    from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, refused, rejoined, lost,
-                     idle, closed, error
+    to the rank      RankSpec, then {"addresses": ...} for a prefill rank, then {"close": true}; end of input: the end
+    from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, lost, idle, closed, error
 
 Invariants:
 - The plan's line alone decides the work: every rank makes the same jobs from it.
@@ -32,9 +30,8 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
     """key: of the run; links without it are refused. meeting: rendezvous of the ranks of the end. patience_s: seconds a
-    room may take. lease_s: seconds a peer may be silent. incarnation: 1, or more after a restart; over: requests that
-    ended before it. returns: peers that are started again when they die. network: where its engine's process is; None:
-    with all others. extra: for test programs, such as ending half-way."""
+    room may take. lease_s: seconds a peer may be silent. network: where its engine's process is; None: with
+    all others. extra: for test programs, such as ending half-way."""
 
     line: str
     end: str
@@ -45,10 +42,7 @@ class RankSpec:
     meeting: str
     patience_s: int
     lease_s: float
-    incarnation: int = 1
     network: str | None = None
-    over: tuple[int, ...] = ()
-    returns: tuple[str, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)
 
     @property

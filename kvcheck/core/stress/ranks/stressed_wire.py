@@ -84,7 +84,7 @@ class StressedWire:
         gone = set(self.inner.gone())
         for peer in gone - self._gone:
             self._quarantine.gone(peer)
-        self._gone = gone  # a peer that was started again can be lost again
+        self._gone = gone
         return failures + messages
 
     def _release(self) -> list[tuple[str, Message]]:

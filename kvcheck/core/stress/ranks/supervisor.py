@@ -11,13 +11,13 @@ import contextlib
 import os
 import queue
 import signal
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
-from kvcheck.core.base.errors import TargetError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.errors import TargetError, UnknownVerdict, machine_trouble
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import value_from
 from kvcheck.core.base.scratch import ScratchFolder
@@ -36,9 +36,8 @@ ENDING_S = 10.0
 @dataclass(slots=True, kw_only=True)
 class RankReport:
     """death: how its process ended too early, or "". faulted: by request, the fault that its reason has to name.
-    stalled: requests with a held leg. fenced: peers cut off. refused: peers refused at a rejoin, and why. rejoined:
-    peer.incarnation. is_refusal: it ended with an error of the code under test. lives: how earlier processes of the
-    rank ended; before: requests that had ended by then."""
+    stalled: requests with a held leg. fenced: peers cut off. is_refusal: it ended with an error of the code under
+    test."""
 
     name: str
     finished: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -47,10 +46,6 @@ class RankReport:
     faulted: dict[int, Faulted] = field(default_factory=dict)
     stalled: set[int] = field(default_factory=set)
     fenced: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    rejoined: list[str] = field(default_factory=list)
-    lives: list[str] = field(default_factory=list)
-    before: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     is_idle: bool = False
     summary: RankSummary | None = None
@@ -69,9 +64,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Supervisor:
-    """restarts: ranks that are started again, once, when they die. They must be alone at their end: the other ranks of
-    a larger end have agreed on state that a new rank lacks."""
-
     program: ClassVar[str] = worker.__name__
 
     def __init__(
@@ -82,17 +74,12 @@ class Supervisor:
         silence_s: float = SILENCE_S,
         patience_s: int = PATIENCE_S,
         lease_s: float = LEASE_S,
-        restarts: Collection[str] = (),
     ) -> None:
         self._plan = plan
         self._extra = extra or {}
         self._silence_s = silence_s
         self._patience_s = patience_s
         self._lease_s = lease_s
-        self._restarts = set(restarts)
-        for name in restarts:
-            if ranks_of(plan)[name.startswith("decode")] > 1:
-                raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, Child] = {}
         self._ready: set[str] = set()
@@ -151,14 +138,13 @@ class Supervisor:
                     patience_s=self._patience_s,
                     lease_s=self._lease_s,
                     network=network,
-                    returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
                 self.reports[name] = RankReport(name=name)
-                self._children[name] = self._spawn(spec)
+                self._children[name] = Child(spec, self.program, self._put)
 
-    def _spawn(self, spec: RankSpec) -> Child:
-        return Child(spec, self.program, lambda name, event: self._events.put((name, event)))
+    def _put(self, name: str, event: dict[str, object] | None) -> None:
+        self._events.put((name, event))
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
         report = self.reports[name]
@@ -168,7 +154,7 @@ class Supervisor:
         kind = event["event"]
         if kind == "listening":
             self._addresses[name] = str(event["address"])
-            self._tell_addresses(name)
+            self._tell_addresses()
         elif kind == "ready":
             self._ready.add(name)
         elif kind == "finished":
@@ -184,10 +170,6 @@ class Supervisor:
             report.stalled.update(_numbers(event["requests"]))
         elif kind == "fenced":
             report.fenced.append(str(event["peer"]))
-        elif kind == "refused":
-            report.refused.append(f"{event['peer']}: {event['why']}")
-        elif kind == "rejoined":
-            report.rejoined.append(f"{event['peer']}.{event['incarnation']}")
         elif kind == "lost":
             report.lost.append(str(event["what"]))
         elif kind == "idle":
@@ -206,13 +188,12 @@ class Supervisor:
             if event["exit_code"] == UnknownVerdict.exit_code and not is_refused:
                 raise UnknownVerdict(str(event["message"]))
 
-    def _tell_addresses(self, name: str) -> None:
-        is_again = self._children[name].spec.incarnation > 1
+    def _tell_addresses(self) -> None:
         decode = [child for child in self._children.values() if child.spec.end == "decode"]
         if len(self._addresses) == len(decode):
             for child in self._children.values():
                 if child.spec.end == "prefill":
-                    child.tell({"addresses": {name: self._addresses[name]} if is_again else self._addresses})
+                    child.tell({"addresses": self._addresses})
 
     def _close_when_idle(self) -> None:
         if all(report.is_idle or report.death for report in self.reports.values()):
@@ -223,14 +204,10 @@ class Supervisor:
     def _died(self, report: RankReport) -> None:
         if report.summary is not None:
             return
-        child = self._children[report.name]
-        ending = child.wait()
+        ending = self._children[report.name].wait()
         code, text = ending.code, report.error or ending.text
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
         death = f"{report.name} ended {how}" + (f": {text}" if text else "")
-        if report.name in self._restarts and len(self._ready) == len(self.reports):
-            self._start_again(report, child, death)
-            return
         if len(self._ready) < len(self.reports) and not any(each.is_refusal for each in self.reports.values()):
             raise UnknownVerdict(f"{death}; its ranks had not met, so nothing was under test yet")
         if trouble := machine_trouble(RuntimeError(text)):  # gloo and torch write such an error and end the process
@@ -238,24 +215,6 @@ class Supervisor:
         report.death = death
         self._is_broken = self._is_broken or len(self._ready) < len(self.reports)  # the others cannot go on without it
         self._close_when_idle()
-
-    def _start_again(self, report: RankReport, child: Child, death: str) -> None:
-        self._restarts.remove(report.name)
-        child.close()
-        report.lives.append(death)
-        report.before |= {*report.finished, *report.failed, *report.aborted}
-        report.is_idle, report.error = False, ""
-        incarnation = child.spec.incarnation + 1
-        spec = replace(
-            child.spec,
-            incarnation=incarnation,
-            over=tuple(sorted(report.before)),
-            meeting=f"{child.spec.meeting}.{incarnation}",
-            extra={},
-        )
-        self._children[report.name] = self._spawn(spec)
-        if child.spec.end == "prefill":
-            self._children[report.name].tell({"addresses": self._addresses})
 
     def _end(self) -> None:
         for child in self._children.values():

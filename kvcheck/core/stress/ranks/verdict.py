@@ -70,7 +70,7 @@ def judge(
         if report.summary is not None:
             found += _bytes(report, shape, load, ranks=len(decode))
             expected += sum(_expected(report, shape, load, ranks=len(decode)).values())
-            verified += sum(size for request, size in _sealed(report).items() if request in _judged(report))
+            verified += sum(size for request, size in _sealed(report).items() if request in report.finished)
     return RankJudgement(
         findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, reports)
     )
@@ -189,13 +189,8 @@ def _bytes(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> 
 
 
 def _expected(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
-    judged = _judged(report)
-    return {job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in judged}
-
-
-def _judged(report: RankReport) -> set[int]:
-    """An earlier process of the rank that died has reported no verified bytes."""
-    return report.finished.keys() - report.before
+    finished = report.finished
+    return {job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in finished}
 
 
 def _sealed(report: RankReport) -> dict[int, int]:

@@ -23,15 +23,13 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.faulty_store import faulty_store
 from kvcheck.core.stress.scenarios.rivals import rivals_of
-from kvcheck.core.stress.scenarios.scenario import ABORTS, STORE, Load
+from kvcheck.core.stress.scenarios.scenario import ABORTS, CHUNKS, STORE, Load, Scenario
 from kvcheck.core.stress.scenarios.serving import (
-    CHUNKS,
     LoadingAborts,
     buffer_names,
     grain_of,
     make_setup,
     serve,
-    trace_load,
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
@@ -45,7 +43,6 @@ SYNTHETIC_REQUESTS = 36
 SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
 MAX_RUNNING = 6
-TRACE_RUNNING = 8
 BATCHES = {"whole": MAX_RUNNING, "2": 2}
 """Requests that decode together. With a small batch, computed requests wait to decode."""
 STORE_RANKS = ("0", "1")
@@ -66,7 +63,7 @@ TRACE_HOST_RATIO = 16
 below the trace's working set (1 page in 28 to 40 of the conversation trace), and still serves some of it."""
 
 
-class HiCacheScenario:
+class HiCacheScenario(Scenario):
     name = "hicache"
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
@@ -95,32 +92,20 @@ class HiCacheScenario:
             "host ratio": HOST_RATIOS,
         }
 
-    def load(
-        self,
-        shape: ModelShape,
-        *,
-        seed: int,
-        requests: int | None,
-        trace: str | None,
-        variant: int,
-        is_short: bool = False,
-    ) -> Load:
-        """Sessions, or a trace. Short requests are all of one session, so that few suffice for a prefix hit."""
-        if trace is None:
-            capacity = SYNTHETIC_PAGES * grain_of(shape)
-            sessions, count = 1 if is_short else SESSIONS, requests or SYNTHETIC_REQUESTS
-            jobs = session_jobs(grain_of(shape), capacity, requests=count, sessions=sessions, seed=seed)
-            rivals = rivals_of(jobs, shape.page_size, capacity, count=len(jobs) // RIVAL_SHARE, seed=seed)
-            row = self.table.variant(variant)
-            return Load(
-                jobs=(*jobs, *(each.job for each in rivals)),
-                capacity_tokens=capacity,
-                max_running=MAX_RUNNING,
-                chunk_tokens=CHUNKS[row["prefill chunk"]](shape.page_size),
-                note=f"{len(jobs)} requests of {counted(sessions, 'session')}, {len(rivals)} rivals",
-                rivals=rivals,
-            )
-        return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
+    def drawn(self, shape: ModelShape, row: Variant, *, seed: int, requests: int | None, is_short: bool) -> Load:
+        """Sessions. Short requests are all of one session, so that few suffice for a prefix hit."""
+        capacity = SYNTHETIC_PAGES * grain_of(shape)
+        sessions, count = 1 if is_short else SESSIONS, requests or SYNTHETIC_REQUESTS
+        jobs = session_jobs(grain_of(shape), capacity, requests=count, sessions=sessions, seed=seed)
+        rivals = rivals_of(jobs, shape.page_size, capacity, count=len(jobs) // RIVAL_SHARE, seed=seed)
+        return Load(
+            jobs=(*jobs, *(each.job for each in rivals)),
+            capacity_tokens=capacity,
+            max_running=MAX_RUNNING,
+            chunk_tokens=CHUNKS[row["prefill chunk"]](shape.page_size),
+            note=f"{len(jobs)} requests of {counted(sessions, 'session')}, {len(rivals)} rivals",
+            rivals=rivals,
+        )
 
     def run(
         self,

@@ -21,14 +21,12 @@ from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, 
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.run.plan import parse_ranks
 from kvcheck.core.stress.scenarios.disturber import disturber
-from kvcheck.core.stress.scenarios.scenario import ABORTS, TRANSFERS, Load
+from kvcheck.core.stress.scenarios.scenario import ABORTS, CHUNKS, TRANSFERS, Load, Scenario
 from kvcheck.core.stress.scenarios.serving import (
-    CHUNKS,
     buffer_names,
     make_setup,
     serve,
     synthetic_load,
-    trace_load,
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
@@ -43,7 +41,6 @@ REQUESTS = 12
 MANY_RANKS = 5
 FEWER_REQUESTS = 6
 """Requests if both ends have so many ranks together: each rank does the work of one alone."""
-TRACE_RUNNING = 8
 RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
 """Prefill and decode ranks."""
 STAGES = ("late", "joined", "retracted", "admitted")
@@ -77,7 +74,7 @@ TOO_LATE = "nothing complete from"
 """Beginning of the reason of a room that is too late; the ranks it waited for follow."""
 
 
-class PDTransfer:
+class PDTransfer(Scenario):
     """Prefill and decode ends over a wire whose completion means that bytes have landed."""
 
     name = "pd-transfer"
@@ -123,19 +120,7 @@ class PDTransfer:
         way = variant["metadata path"]
         return dict.fromkeys(LEGS, self.path) | ({} if way == MESSAGES else {"aux": way, "seal": way})
 
-    def load(
-        self,
-        shape: ModelShape,
-        *,
-        seed: int,
-        requests: int | None,
-        trace: str | None,
-        variant: int,
-        is_short: bool = False,
-    ) -> Load:
-        if trace is not None:
-            return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
-        row = self.table.variant(variant)
+    def drawn(self, shape: ModelShape, row: Variant, *, seed: int, requests: int | None, is_short: bool) -> Load:
         usual = REQUESTS if sum(parse_ranks(row["rank layout"])) < MANY_RANKS else FEWER_REQUESTS
         return synthetic_load(
             shape,

@@ -16,14 +16,12 @@ from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
-from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.scenario import CHUNKS, Load, Scenario
 from kvcheck.core.stress.scenarios.serving import (
-    CHUNKS,
     buffer_names,
     make_setup,
     serve,
     synthetic_load,
-    trace_load,
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
@@ -38,17 +36,17 @@ LONGER_PAGES = 1
 MAX_RUNNING = 8
 FOCUS = ("request/restoring/abort", "request/retracted/abort", "request/restoring/preempt")
 """Situations that every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
-TRACE_RUNNING = 16
 RESTS = {"12 rounds": 12, "2 rounds": 2}
 """Rounds that a retracted request rests before others wait for it."""
 HEADROOMS = {"many steps": None, "1 step": 1}
 """Steps for which a retraction makes room: most requests are retracted at once, or one after another is."""
 
 
-class RetractResume:
+class RetractResume(Scenario):
     name = "retract-resume"
     needs = frozenset({"retract-resume", "metadata"})
     families = FAMILIES
+    trace_running = 16
 
     @property
     def table(self) -> Settings:
@@ -57,30 +55,19 @@ class RetractResume:
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
         return ("compute", "d2h", "h2d", "wire", "message")
 
-    def load(
-        self,
-        shape: ModelShape,
-        *,
-        seed: int,
-        requests: int | None,
-        trace: str | None,
-        variant: int,
-        is_short: bool = False,
-    ) -> Load:
+    def drawn(self, shape: ModelShape, row: Variant, *, seed: int, requests: int | None, is_short: bool) -> Load:
         """With window layers, outputs are one window longer, and the pool two, so that windows move by all their pages
         before a retraction and after the resume."""
-        if trace is None:
-            window = pages_for(shape.window, shape.page_size) if shape.window_layers else 0
-            return synthetic_load(
-                shape,
-                pages=SYNTHETIC_PAGES + 2 * window,
-                requests=requests or REQUESTS,
-                max_running=MAX_RUNNING,
-                seed=seed,
-                chunk=self.table.variant(variant)["prefill chunk"],
-                longer_pages=LONGER_PAGES + window,
-            )
-        return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
+        window = pages_for(shape.window, shape.page_size) if shape.window_layers else 0
+        return synthetic_load(
+            shape,
+            pages=SYNTHETIC_PAGES + 2 * window,
+            requests=requests or REQUESTS,
+            max_running=MAX_RUNNING,
+            seed=seed,
+            chunk=row["prefill chunk"],
+            longer_pages=LONGER_PAGES + window,
+        )
 
     def run(
         self,

@@ -21,7 +21,7 @@ from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepR
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.disturber import Disturber
-from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.scenario import CHUNKS, Load
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
 from kvcheck.core.stress.workload import KNOWN_ANSWER
@@ -46,20 +46,10 @@ from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
 from kvcheck.core.stress.workload.known_model import known_model
 from kvcheck.core.stress.workload.observation import Readers
 from kvcheck.core.stress.workload.room_inspector import WordInspector
-from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
-from kvcheck.core.stress.workload.traces import scale_trace
+from kvcheck.core.stress.workload.synthetic import synthetic_jobs
 
-CHUNKS: dict[str, Callable[[int], int]] = {
-    "2 pages": lambda page: 2 * page,
-    "1.5 pages": lambda page: page + max(1, page // 2),
-    "1 page and a token": lambda page: page + 1,
-    "half a page": lambda page: max(1, page // 2),
-}
-"""Prefill tokens of a round and request, from the tokens of a page. All but the first end chunks inside of pages."""
-TRACE_CHUNK = "2 pages"
 LEAST_GRAIN = 4
 """Lengths are drawn as for pages of so many tokens at the least, and pools have room for those."""
-TRACE_PAGES = 24
 REFERENCE_RUNNING = 48
 HURRY = 8
 """Jobs arrive this much faster than in their workload, so that requests queue and the pool stays full."""
@@ -76,20 +66,6 @@ CACHED_STATES = 3
 ABORT_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
-
-
-def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None, max_running: int) -> Load:
-    capacity = max(TRACE_PAGES * shape.page_size, 512)
-    rows = trace_rows(trace, requests)
-    workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
-    return Load(
-        jobs=workload.jobs,
-        capacity_tokens=capacity,
-        max_running=max_running,
-        chunk_tokens=CHUNKS[TRACE_CHUNK](shape.page_size),
-        note=workload.note,
-        from_trace=True,
-    )
 
 
 Aborts = Callable[[StepReport], list[int]]
@@ -181,7 +157,6 @@ def synthetic_load(
 
 
 def grain_of(shape: ModelShape) -> int:
-    """The page size for drawing lengths and pool sizes."""
     return max(shape.page_size, LEAST_GRAIN)
 
 
@@ -190,7 +165,6 @@ def buffer_names(shape: ModelShape) -> set[str]:
 
 
 def unread(evidence: Evidence, wanted: set[str]) -> str | None:
-    """Name the wanted buffers without a verified word, or None."""
     missing = sorted(name for name in wanted if not evidence.words_verified.get(name))
     return f"no word of {', '.join(missing)} was verified" if missing else None
 

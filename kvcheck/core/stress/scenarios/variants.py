@@ -51,7 +51,6 @@ class Settings:
 
     @property
     def variants(self) -> int:
-        """Number of variants: so many schedules in a row have each once."""
         return len(covering_array(tuple(len(values) for _, values in self.kinds)))
 
     @property

@@ -144,7 +144,6 @@ def run_batch(
 
 
 def answered(text: str, target_of: TargetOf, say: Callable[[str], None] = lambda line: None) -> str:
-    """Run a JSON task; return the answer line."""
     task: BatchTask = value_from(BatchTask, json.loads(text), "task")
     result = run_batch(task, target_of, lambda plan: say(json.dumps({"told": plan.line()})))
     return json.dumps({"result": to_plain(result)})

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from kvcheck.core.base.situations import SITUATIONS, Situation
-from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
+from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK, DecodeScheduler
+from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import RankGroup
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
@@ -42,17 +42,7 @@ TIME_LIMITS = ("nothing complete from", "not asked for and taken by", "stopped w
 was lost."""
 
 
-class RankScheduler(Protocol):
-    @property
-    def is_idle(self) -> bool: ...
-
-    def poll(self) -> list[int]:
-        """This rank's state, as numbers to agree on."""
-
-    def settle(self, agreed: Sequence[int]) -> StepReport:
-        """One round, with the values agreed on by all ranks."""
-
-    def close(self) -> None: ...
+RankScheduler = PrefillScheduler | DecodeScheduler
 
 
 class PairEngine:

@@ -49,7 +49,6 @@ class CachedPrefixes:
     # States
 
     def standings(self) -> tuple[Standing, ...]:
-        """States of prefixes and objects, in an order that depends on the schedule alone."""
         storing = self._storing()
         rows = [Standing("prefix", _state_of(each, storing), _name(each)) for each in self._cache.tree.nodes()]
         return (*rows, *(Standing("object", state, key) for key, state in self._objects().items()))

@@ -166,7 +166,6 @@ def decode_end(
         patience=pair.patience,
         sealer=parts.sealer,
         emit=rooms,
-        attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
     if setup.room_inspector is not None:

@@ -98,7 +98,7 @@ class PairSetup:
     """paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as messages. refuses, vanishes: writes that
     the engine refuses, and those it reports and loses. tamper: changes messages, as a peer with other lengths would.
     copies: loses or repeats messages. patience: rounds that a room may take. slot_align: alignment of the decode end's
-    metadata slots, in bytes. attempts: of earlier processes of the decode rank."""
+    metadata slots, in bytes."""
 
     prefill_ranks: int
     decode_ranks: int
@@ -112,7 +112,6 @@ class PairSetup:
     aux_over_messages: bool = False
     patience: int = 400
     slot_align: int = 256
-    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

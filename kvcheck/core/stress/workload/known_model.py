@@ -202,7 +202,6 @@ def known_model(shape: ModelShape) -> KnownModel:
 
 
 def least_prompt(shape: ModelShape) -> int:
-    """Tokens of the shortest prompt with a question."""
     return len(HEADER) + (shape.window if shape.window_layers else FAR + 1)
 
 

@@ -139,11 +139,6 @@ class IpcWire(ProcessWire):
         while waiting and all(self.backend.query(signal) for signal in waiting[0][1]):
             super().send(peer, waiting.popleft()[0])
 
-    def rejoin(self, link: Link) -> None:
-        """Announce this rank's memory to the peer's new process."""
-        super().rejoin(link)
-        self._announce_to([link.peer])
-
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         memory = self._memory_of(peer)
         path = self.paths.get(leg, "ordered")
@@ -227,12 +222,6 @@ class IpcWire(ProcessWire):
                 self._announced.pop(peer, None)
             self._behind.pop(peer, None)  # for a process that has ended
         return is_shut
-
-    def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        self.links[peer].close()
-
-    def _take_data(self, peer: str, payload: bytearray) -> None:
-        raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
 
 def _land(entry: FenceWriter, parts: tuple[Pairs, Pairs], late_s: float) -> None:

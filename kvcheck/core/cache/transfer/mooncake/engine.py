@@ -114,7 +114,6 @@ class MooncakeEngine:
             on_failure.pop_all()
 
     def regions(self) -> dict[str, Extent]:
-        """Name to (address in the engine process, bytes)."""
         return dict(self._regions)
 
     @property

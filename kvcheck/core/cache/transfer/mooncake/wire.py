@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
@@ -76,11 +76,6 @@ class MooncakeWire(ProcessWire):
                     self.engine.fence()
         super()._take(peer, kind, payload)
 
-    def rejoin(self, link: Link) -> None:
-        """Announce this engine to the peer's new process."""
-        super().rejoin(link)
-        self._announce_to([link.peer])
-
     def _make_safe(self, peer: str) -> bool:
         with self._has_announced:
             self._peers.pop(peer, None)
@@ -92,9 +87,6 @@ class MooncakeWire(ProcessWire):
         with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
             if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
                 self._renew()
-
-    def _take_data(self, peer: str, payload: bytearray) -> None:
-        raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
         try:
@@ -108,12 +100,9 @@ class MooncakeWire(ProcessWire):
             self._has_announced.notify_all()
 
     def _announce(self) -> None:
-        self._announce_to(self.links)
-
-    def _announce_to(self, peers: Iterable[str]) -> None:
         assert self.engine is not None
         text = json.dumps(asdict(self.engine.info)).encode()
-        for peer in peers:
+        for peer in self.links:
             self._tell(peer, FrameKind.ENGINE, text)
 
     def _renew(self) -> None:

@@ -201,26 +201,11 @@ class Listener:
                         link.free()
         return [links[name] for name in sorted(links)]
 
-    def keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
-        """Accept later connections, and pass each link to `handler` before it is started."""
-        self._listening.settimeout(None)
-        threading.Thread(target=self._keep, args=(key, hello), name="listener", daemon=True).start()
-        threading.Thread(target=self._hand_over, args=(handler,), name="listener's links", daemon=True).start()
-
     def close(self) -> None:
         self._is_closed = True
         with contextlib.suppress(OSError):  # wakes the thread that waits in it
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-
-    def _keep(self, key: str, hello: dict[str, object]) -> None:
-        while not self._is_closed:
-            self._take_one(key, hello)
-
-    def _hand_over(self, handler: Callable[[Link], None]) -> None:
-        while not self._is_closed:
-            with contextlib.suppress(queue.Empty, LinkLost):
-                handler(self._links.get(timeout=STRANGER_S))
 
     def _take_one(self, key: str, hello: dict[str, object]) -> None:
         try:

@@ -52,8 +52,6 @@ class ProcessWire(ABC):
         self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
         self._asked: dict[tuple[str, int], tuple[int, int]] = {}
         self._gone: list[str] = []
-        self._offered: deque[Link] = deque()
-        self._lease_s = LEASE_S
         self._pulse = pulse
         self.network: str | None = None
         self.paths: Mapping[str, str] = {}
@@ -65,7 +63,6 @@ class ProcessWire(ABC):
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
         """Start the links, after all regions are registered."""
-        self._lease_s = lease_s
         self.links = {link.peer: link for link in links}
         for link in links:
             link.start(self._take)
@@ -78,26 +75,6 @@ class ProcessWire(ABC):
                 if time.monotonic() > deadline:
                     raise TransferError(f"{self.name}: no {what} of {', '.join(missing)} after {within_s} s")
                 changed.wait(LOOK_S)  # a peer that is lost meanwhile sends nothing
-
-    # A peer that was started again
-
-    def offer(self, link: Link) -> None:
-        """Offer a new link to a peer, from any thread. It closes the old one."""
-        self.links[link.peer].close()
-        self._offered.append(link)
-
-    def newcomers(self) -> list[Link]:
-        """Offered links of peers that are gone: their frames were taken, and they write no memory any more."""
-        ready = [link for link in self._offered if link.peer in self._gone]
-        for link in ready:
-            self._offered.remove(link)
-        return ready
-
-    def rejoin(self, link: Link) -> None:
-        self._gone.remove(link.peer)
-        self.links[link.peer] = link
-        link.start(self._take)
-        self._pulse([link], lease_s=self._lease_s)
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
@@ -144,7 +121,6 @@ class ProcessWire(ABC):
         return messages
 
     def gone(self) -> tuple[str, ...]:
-        """Peers that are gone, and no longer write this rank's memory."""
         return tuple(self._gone)
 
     def verified(self, peer: str, ticket: Ticket) -> None:
@@ -156,17 +132,18 @@ class ProcessWire(ABC):
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         """Copy the blocks. Return the signal of `write`. Raise TransferError."""
 
-    @abstractmethod
     def _make_safe(self, peer: str) -> bool:
-        """True once no write of a lost peer can land here; retried at every `receive`."""
+        """True once no write of a lost peer can land here; retried at every `receive`. Bytes on a link have landed
+        before its loss is reported."""
+        return True
 
-    @abstractmethod
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
         """A write of the peer to this rank failed."""
+        self.links[peer].close()
 
-    @abstractmethod
     def _take_data(self, peer: str, payload: bytearray) -> None:
         """Take bytes for a region, in the link's thread."""
+        raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
     @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
@@ -230,13 +207,6 @@ class SocketWire(ProcessWire):
         for start, size in places.tolist():
             copy_bytes_torch(into[start : start + size], data[end : end + size])
             end += size
-
-    def _make_safe(self, peer: str) -> bool:
-        """The link's thread reports a lost peer after its last frame."""
-        return True
-
-    def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        self.links[peer].close()
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
         raise TransferError(f"{peer} has an engine, and this end has none")
