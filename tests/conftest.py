@@ -1,10 +1,4 @@
-"""What every test gets: poisoned fresh memory, an environment without kvcheck's settings, and honest skips.
-
-Invariants:
-- `torch.empty` and its kin never return zeros by luck: floats are NaN, all other bytes are 0xA5.
-- A test that starts a process or runs a whole schedule without the marker for it fails.
-- A test marked gpu, mooncake or ray is skipped with the reason, never passed, where the thing is missing.
-"""
+"""What every test gets: poisoned fresh memory, an environment without kvcheck's settings, and honest skips."""
 
 from __future__ import annotations
 

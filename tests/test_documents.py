@@ -49,6 +49,7 @@ OPTIONS_OF_OTHERS = {
     "--planted": "of tools/gate_trials.py",
     **dict.fromkeys(("--again", "--edits", "--cpu", "--survivors"), "of tools.mutation"),
     **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
+    **dict.fromkeys(("--lf", "--ff"), "pytest's"),
 }
 PATH = re.compile(r"(?:\.{1,2}/)*[\w.*<>{}-]+(?:/[\w.*<>{}-]+)*/?")
 FILE_NAME = re.compile(r"[\w<>*-]+\.(?:py|md|toml|json|jsonl|sh|html|csv|txt|j2)")

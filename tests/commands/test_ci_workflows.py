@@ -59,14 +59,6 @@ def test_a_fault_of_a_workflow_is_seen(change: tuple[bytes, bytes], fault: str) 
     assert any(fault in each for each in faults(text, yaml.safe_load(text))), faults(text, yaml.safe_load(text))
 
 
-def test_the_nightly_tries_every_engine_newest_and_pre() -> None:
-    _, workflow = read("github-nightly.yml")
-    assert workflow["jobs"]["engines"]["strategy"] == {
-        "fail-fast": False,
-        "matrix": {"engine": ["sglang", "vllm", "lmcache"], "release": ["newest", "pre"]},
-    }
-
-
 def test_the_action_takes_its_inputs_by_the_environment() -> None:
     text, action = read("action/action.yml")
     assert action["runs"]["using"] == "composite" and not HIDDEN.search(text)

@@ -79,7 +79,7 @@ STRESS = [
     ("-o html=a -o html=folder/../a", "two reports would be written to folder/../a;"),
     ("-o juint=x.xml", "did you mean 'junit'"),
     ("-o github=- --format json", "stdout is the JSON"),
-    ("--resume", "--resume: no interrupted run in"),
+    ("--resume", "--resume: no interrupted run of this plan and seed"),
     ("--schedules 3 --min-schedules 4", "--min-schedules 4: expected at most --schedules, which is 3"),
     # Orders, devices and ranks
     ("--device cuda --strategy random", "next: --strategy delay, which holds lanes, or --device cpu"),
@@ -100,7 +100,7 @@ STRESS = [
     ("--seeds 1-3 --seed 1", "--seed: not for a run of many seeds"),
     ("--seeds 1-3 --min-schedules 3", "--min-schedules: not for a run of many seeds"),
     ("--seeds 1-3 --device threads", "expected schedules of one process on a CPU"),
-    ("--seeds 1-3 --resume", "--resume: no interrupted run in"),
+    ("--seeds 1-3 --resume", "--resume: no interrupted run of this plan and seed"),
     ("--seeds 1-3 --ray local --target some:engine", "leave --target some:engine out, or --ray"),
 ]
 PD_TRANSFER = [
@@ -132,9 +132,6 @@ LINES = [
     (f"{RED}#2:small", "no smaller schedule is stored"),
     (f"{RED}#two", f"expected the number of a finding behind #, such as {RED}#1"),
     (f"{RED}#1:other", "expected the number of a finding behind #"),
-    (f"{LINE} --profile p --times 2", "--profile: expected one line of one process"),
-    (f"{LINE} --profile none/p.json", "p.json: No such file or directory; name a file in another folder"),
-    (f"{LINE} --profile .", "Is a directory; name a file in another folder"),
 ]
 SHRINK = [
     (PAIR, f"without a trace, got transport=ipc; next: kvcheck replay {PAIR}"),

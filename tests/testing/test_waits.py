@@ -40,7 +40,7 @@ def test_a_reader_that_waits_for_an_earlier_layer_is_found() -> None:
     assert {(each.code, each.layer) for each in caught.value.findings} == {("KV201", 1), ("KV201", 2)}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_one_wait_at_the_first_layer_for_the_whole_load_is_enough(seed: int) -> None:
     with streams(device="cpu") as held:
         pool = Pool(lambda pool, layer: None if layer else pool.loaded[-1].wait())
@@ -61,11 +61,9 @@ def test_the_wait_of_one_reader_does_not_count_for_another() -> None:
         pool.loaded[layer].wait()
         return pool.v[layer][ids]
 
-    with streams(device="cpu") as held:
+    with streams(device="cpu") as held, pytest.raises(IntegrityError) as caught:
         pool = Pool()
-        readers = {"values": values, "keys": lambda layer, ids: pool.k[layer]}
-        with pytest.raises(IntegrityError) as caught:
-            judge(held, pool, read=readers)
+        judge(held, pool, read={"values": values, "keys": lambda layer, ids: pool.k[layer]})
     assert {(each.code, each.lane, each.buffer) for each in caught.value.findings} == {("KV201", "keys", "k")}
 
 
@@ -115,17 +113,14 @@ def test_other_ways_to_load_and_read_are_green_with_the_wait_and_red_without(kin
 
 
 def test_a_reader_may_return_whole_buffers_and_what_none_returns_is_named() -> None:
+    def whole(layer: int, ids: Any) -> Any:
+        pool.loaded[layer].wait()
+        return {"k": pool.k[layer]}
+
     with streams(device="cpu") as held:
         pool = Pool()
-
-        def whole(layer: int, ids: Any) -> Any:
-            pool.loaded[layer].wait()
-            return {"k": pool.k[layer]}
-
-        result = judge(held, pool, read=whole)
-    assert beside_save(result.not_tried) == tuple(
-        f"v, layer {layer}: no reader returned a row of it" for layer in range(LAYERS)
-    )
+        told = beside_save(judge(held, pool, read=whole).not_tried)
+    assert told == tuple(f"v, layer {layer}: no reader returned a row of it" for layer in range(LAYERS))
 
 
 class AtOnce(Pool):
