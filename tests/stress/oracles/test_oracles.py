@@ -117,12 +117,7 @@ BAD: dict[str, tuple[Make, tuple[Event, ...], tuple[Found, ...]]] = {
             (write(space, 4, 0, owners=(1, 2)),),
             (("KV301", 2, "latent", None, f"{unit}, which is padding"),),
         )
-        for space, unit in {
-            "full": "full page 0",
-            "window": "window page 0",
-            "state": "slot 0",
-            "rows": "row 0",
-        }.items()
+        for space, unit in (("full", "page 0"), ("window", "page 0"), ("state", "slot 0"), ("rows", "row 0"))
     },
     "padding is read for nobody": (ContractOracle, (read("full", 0),), (("KV301", None, "latent", None, "page 0"),)),
     "ids are lost": (AccountingOracle, (Counted("full", 20, 40, 64),), (lost("full", "4 of 64 ids"),)),
