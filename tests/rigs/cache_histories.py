@@ -10,38 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
-from kvcheck.core.cache.events import (
-    Allocated,
-    Chosen,
-    Computed,
-    Flushed,
-    Freed,
-    Locked,
-    LookedUp,
-    Refused,
-    RoomWanted,
-    Stored,
-    StoreQueried,
-    TierChanged,
-)
-from kvcheck.core.stress.workload.events import (
-    Aborted,
-    Answered,
-    Counted,
-    Damaged,
-    Declared,
-    Deleted,
-    Event,
-    Finished,
-    Forward,
-    Modelled,
-    Moving,
-    Reported,
-    Sent,
-    StoreKeeps,
-    Transferred,
-)
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.stress.workload import events, report_events, tier_events
+from kvcheck.core.stress.workload.events import Event
 
 Events = tuple[Event, ...]
 ENGINES = (("load.0", "load.0.side"), ("load.1", "load.1.side"))
@@ -106,17 +77,23 @@ def rules(
     units += [("state", state), ("rows", rows)] if state else []
     units += [("host.full", host), ("host.window", host), ("host.state", host)] if host else []
     orders = (("device", order), ("host", order)) if order else ()
-    return Declared(uses, orders, tuple(units), *((PERIOD, ENGINES) if looks else ()))
+    return tier_events.Declared(uses, orders, tuple(units), *((PERIOD, ENGINES) if looks else ()))
 
 
 def gains(tier: str, text: str, space: str = "full", *, ids: str = "") -> Events:
     units = _ids(text, ids)
-    return (Allocated(name_of(tier, space), units, 1), TierChanged(tier, space, pages_of(text), units, True))
+    return (
+        events.Allocated(name_of(tier, space), units, 1),
+        tier_events.TierChanged(tier, space, pages_of(text), units, True),
+    )
 
 
 def loses(tier: str, text: str, space: str = "full", *, ids: str = "") -> Events:
     units = _ids(text, ids)
-    return (TierChanged(tier, space, pages_of(text), units, False), Freed(name_of(tier, space), units))
+    return (
+        tier_events.TierChanged(tier, space, pages_of(text), units, False),
+        events.Freed(name_of(tier, space), units),
+    )
 
 
 def _ids(text: str, ids: str) -> tuple[int, ...]:
@@ -129,7 +106,7 @@ def computes(*texts: str, priority: int = 0) -> Events:
 
 
 def offers(text: str, *, priority: int = 0) -> Event:
-    return Computed(7, prompt(text), priority)
+    return tier_events.Computed(7, prompt(text), priority)
 
 
 def serves(*texts: str) -> Events:
@@ -139,7 +116,7 @@ def serves(*texts: str) -> Events:
 
 def hosts(text: str) -> Events:
     """The host alone gets the pages of a prompt that the store was asked for."""
-    return (StoreQueried(99, prompt(text), False), *gains("host", text))
+    return (tier_events.StoreQueried(99, prompt(text), False), *gains("host", text))
 
 
 def backs_up(text: str) -> Events:
@@ -152,80 +129,83 @@ def evicts(tier: str, text: str, space: str = "full", *, passed: str = "") -> Ev
 
 
 def chooses(tier: str, text: str, space: str = "full", *, passed: str = "") -> Event:
-    return Chosen(tier, space, pages_of(text), (passed.encode(),) if passed else ())
+    return tier_events.Chosen(tier, space, pages_of(text), (passed.encode(),) if passed else ())
 
 
 def finds(text: str, pages: int, only: str = "", *, request: int = 7, priority: int = 0, device: int = -1) -> Event:
     """only: "device" where the host's pages could not be loaded. device: of the pages, as many are there."""
     found = () if text == "-" else chain(text)
-    return LookedUp(request, found, pages, pages if device < 0 else device, only == "device", priority)
+    return tier_events.LookedUp(request, found, pages, pages if device < 0 else device, only == "device", priority)
 
 
 def later(uses: int) -> Events:
     """So many uses of the cache by prompts that it knows nothing of."""
-    return tuple(LookedUp(99, (b"?",), 0, 0, False) for _ in range(uses))
+    return tuple(tier_events.LookedUp(99, (b"?",), 0, 0, False) for _ in range(uses))
 
 
 def vain(count: int) -> Events:
     """So many fetches that bring nothing."""
-    return (StoreQueried(7, chain("abc"), True), acked("prefetch", 0)) * count
+    return (tier_events.StoreQueried(7, chain("abc"), True), acked("prefetch", 0)) * count
 
 
 def acked(kind: str, pages: int, text: str = "", *, number: int = 0) -> Event:
-    return Transferred(kind, 7, pages, True, pages_of(text), number)
+    return tier_events.Transferred(kind, 7, pages, True, pages_of(text), number)
 
 
 def runs(kind: str, number: int, *, at: int = 0, lane: str = "load.0") -> Event:
     """One operation of a copy; its ordinal is the copy's number, if it has no other."""
     device, host = touched("full", 50), touched("host.full", number)
     reads, writes = (device, host) if kind == "backup" else (host, device)
-    return Submitted(at or number, "copy", lane, reads, writes)
+    return events.Submitted(at or number, "copy", lane, reads, writes)
 
 
 def stored(is_whole: bool) -> Callable[..., Event]:
-    return lambda text, space="full", *, keys="": Stored(space, pages_of(text), is_whole, tuple(keys))
+    return lambda text, space="full", *, keys="": tier_events.Stored(space, pages_of(text), is_whole, tuple(keys))
 
 
 def asked(is_fetching: bool) -> Callable[..., Event]:
-    return lambda text, *, request=7: StoreQueried(request, chain(text), is_fetching)
+    return lambda text, *, request=7: tier_events.StoreQueried(request, chain(text), is_fetching)
 
 
 def started(kind: str, lane: str = "load.0") -> Callable[..., Events]:
     """A copy of the host page of that number, as one operation."""
-    return lambda number, lane=lane: (Moving(number, kind, (("full", (number,)),)), runs(kind, number, lane=lane))
+    return lambda number, lane=lane: (
+        tier_events.Moving(number, kind, (("full", (number,)),)),
+        runs(kind, number, lane=lane),
+    )
 
 
 VERBS: dict[str, Callable[..., Event | Events]] = {
-    "model": lambda size, kind="", *, window=0: Modelled(size, window, kind == "states"),
+    "model": lambda size, kind="", *, window=0: tier_events.Modelled(size, window, kind == "states"),
     **{"rules": rules, "hosted": lambda: rules(host=9), "looking": lambda: rules(host=9, looks=1)},
     # Pages of the tiers
     **{each.__name__: each for each in (gains, loses, computes, offers, serves, hosts, backs_up, evicts, chooses)},
     **{"finds": finds, "later": later},
-    "locks": lambda tier, text: Locked(tier, text.encode(), True),
-    "unlocks": lambda tier, text: Locked(tier, text.encode(), False),
-    "wants": lambda tier, units: RoomWanted(tier, "full", units),
-    "refuses": lambda kind, text, space="full": Refused(kind, 7, space, pages_of(text)),
-    "flushes": lambda tiers, text: Flushed(tuple(tiers.split("+")), pages_of(text)),
-    "answers": lambda tiers, text, how: Answered(tuple(tiers.split("+")), pages_of(text), how == "gone"),
-    "allocates": lambda space, count: Allocated(space, tuple(range(count)), 1),
-    "counted": lambda free, cached: Counted("full", free, cached, 9),
+    "locks": lambda tier, text: tier_events.Locked(tier, text.encode(), True),
+    "unlocks": lambda tier, text: tier_events.Locked(tier, text.encode(), False),
+    "wants": lambda tier, units: tier_events.RoomWanted(tier, "full", units),
+    "refuses": lambda kind, text, space="full": tier_events.Refused(kind, 7, space, pages_of(text)),
+    "flushes": lambda tiers, text: tier_events.Flushed(tuple(tiers.split("+")), pages_of(text)),
+    "answers": lambda tiers, text, how: tier_events.Answered(tuple(tiers.split("+")), pages_of(text), how == "gone"),
+    "allocates": lambda space, count: events.Allocated(space, tuple(range(count)), 1),
+    "counted": lambda free, cached: events.Counted("full", free, cached, 9),
     # Requests
-    "sent": lambda tokens: Sent(7, 0, tokens),
-    "forward": lambda start, stop: Forward(7, start, stop),
-    "ended": lambda: Finished(7, (1,)),
-    "aborted": lambda: Aborted(7),
-    "rounds": lambda count: (Reported(end=""),) * count,
+    "sent": lambda tokens: report_events.Sent(7, 0, tokens),
+    "forward": lambda start, stop: events.Forward(7, start, stop),
+    "ended": lambda: events.Finished(7, (1,)),
+    "aborted": lambda: events.Aborted(7),
+    "rounds": lambda count: (report_events.Reported(end=""),) * count,
     # The store: it keeps all, takes pages, could not serve them whole, and what happens to its objects
-    **{"keeps": StoreKeeps, "stores": stored(True), "misses": stored(False)},
+    **{"keeps": tier_events.StoreKeeps, "stores": stored(True), "misses": stored(False)},
     **{"queries": asked(False), "fetches": asked(True), "vain": vain},
-    **{"damaged": Damaged, "deleted": lambda text: Deleted("full", pages_of(text))},
-    "gets": lambda number: Submitted(number, "get", "s", (), touched("host.full", number), request=7),
-    "puts": lambda text: Submitted(5, "put", "store", touched("host.full", *map(hash_id, chain(text))), ()),
+    **{"damaged": tier_events.Damaged, "deleted": lambda text: tier_events.Deleted("full", pages_of(text))},
+    "gets": lambda number: events.Submitted(number, "get", "s", (), touched("host.full", number), request=7),
+    "puts": lambda text: events.Submitted(5, "put", "store", touched("host.full", *map(hash_id, chain(text))), ()),
     # Copies
-    **{"acked": acked, "runs": runs, "done": Completed, "backup": started("backup"), "load": started("load")},
-    "waits": lambda kind, number: Moving(number, kind, (("full", (number,)),)),  # it has no operation yet
+    **{"acked": acked, "runs": runs, "done": events.Completed, "backup": started("backup"), "load": started("load")},
+    "waits": lambda kind, number: tier_events.Moving(number, kind, (("full", (number,)),)),  # it has no operation yet
     "copied": lambda number: acked("backup", 1, number=number),
     "loaded": lambda number: acked("load", 1, number=number),
     "loads": lambda number, lane="load.0": history(f"load {number} {lane}; done {number}; loaded {number}"),
-    "changes": lambda kind: Transferred(kind, 7, 2, False),  # its index values
+    "changes": lambda kind: tier_events.Transferred(kind, 7, 2, False),  # its index values
 }

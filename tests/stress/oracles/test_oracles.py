@@ -111,12 +111,12 @@ BAD: dict[str, tuple[Make, tuple[Event, ...], tuple[Found, ...]]] = {
     "saved in part": (ContractOracle, (saved(65, TABLE[:1]),), (unmoved("saved without full."),)),
     "restored in part": (ContractOracle, (saved(65), restored(65, TABLE[:1])), (unmoved("restored without full."),)),
     **{
-        f"padding is written, {unit}": (
+        f"padding of {space} is written": (
             ContractOracle,
             (write(space, 4, 0, owners=(1, 2)),),
             (("KV301", 2, "latent", None, f"{unit}, which is padding"),),
         )
-        for space, unit in {"full": "page 0", "window": "page 0", "state": "slot 0", "rows": "row 0"}.items()
+        for space, unit in (("full", "page 0"), ("window", "page 0"), ("state", "slot 0"), ("rows", "row 0"))
     },
     "padding is read for nobody": (ContractOracle, (read("full", 0),), (("KV301", None, "latent", None, "page 0"),)),
     "ids are lost": (AccountingOracle, (Counted("full", 20, 40, 64),), (lost("full", "4 of 64 ids"),)),
@@ -133,18 +133,18 @@ BAD: dict[str, tuple[Make, tuple[Event, ...], tuple[Found, ...]]] = {
         (Mapped("full_to_window", ((3, 7), (5, 2))),),
         (lost("full_to_window", "still maps 3 to 7"),),
     ),
-    "shared storage": (
-        AliasingOracle,
-        (
-            *(Aliased(3, VALUE, "full.latent", 7), Aliased(4, "metadata row", "metadata.prefill", 2)),
-            Aliased(5, VALUE, "full.latent", None),
-        ),
-        (
-            ("KV305", 3, "full.latent", 7, "full.latent (page 7)"),
-            ("KV305", 4, "metadata.prefill", 2, "metadata.prefill (slot 2)"),
-            ("KV305", 5, "full.latent", None, "full.latent, which"),
-        ),
-    ),
+    **{
+        f"shared storage, {words}": (
+            AliasingOracle,
+            (Aliased(3, VALUE, buffer, page),),
+            (("KV305", 3, buffer, page, f"shares its storage with {words}"),),
+        )
+        for buffer, page, words in (
+            ("full.latent", 7, "full.latent (page 7)"),
+            ("metadata.prefill", 2, "metadata.prefill (slot 2)"),
+            ("full.latent", None, "full.latent, which"),
+        )
+    },
     "a changed descriptor": (
         AliasingOracle,
         (Descriptor(6, "move", False),),

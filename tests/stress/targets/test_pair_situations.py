@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -30,14 +30,7 @@ ROUNDS = 3000
 class Pair:
     """A small pair and what it told. order: a strategy, or "eager"."""
 
-    def __init__(
-        self,
-        order: str = "eager",
-        *,
-        schedule: int = 1,
-        ranks: tuple[int, int] = (1, 1),
-        paths: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, order: str = "eager", *, schedule: int = 1, ranks: tuple[int, int]) -> None:
         self.history = History(keep=True)
         self.finished: set[int] = set()
         self.failed: dict[int, str] = {}
@@ -50,7 +43,7 @@ class Pair:
             prefill_ranks=ranks[0],
             decode_ranks=ranks[1],
             prefill_sizes=prefill_sizes(setup.sizes, load.jobs, SHAPE),
-            paths=paths or {},
+            paths={},
             room_of=room_of,
             patience=PATIENCE,
         )
@@ -196,10 +189,8 @@ def test_a_clock_that_runs_ahead_ends_rooms_with_their_reason(state: str, end: s
 def test_nothing_happens_where_it_cannot() -> None:
     pair, running = pair_in("running")
     before = len(pair.history.events)
-    assert not pair.engine.make_happen("time out", running)
-    assert not pair.engine.make_happen("preempt", Standing("request", "waiting", 999))
-    assert not pair.engine.make_happen("abort", Standing("request", "waiting", 999))
-    assert not pair.engine.make_happen("copy", Standing("request", "waiting", 999))
-    assert not pair.engine.make_happen("evict", running)
-    assert not pair.engine.make_happen("preempt", Standing("prefix", "on the device", "a text"))
+    nobody = Standing("request", "waiting", 999)
+    impossible = [("time out", running), ("evict", running), ("preempt", Standing("prefix", "on the device", "a text"))]
+    impossible += [(happening, nobody) for happening in ("preempt", "abort", "copy")]
+    assert not [each for each in impossible if pair.engine.make_happen(*each)]
     assert [each for each in pair.history.events[before:] if not isinstance(each, ProcessActs)] == []
