@@ -32,8 +32,6 @@ from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 
 TAIL = 20_000
-PROGRAM = "kvcheck.core.probes.frame.probe_server:main"
-"""Program of an engine's child, unless the engine's tables name another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class EngineProcess:
         patience: Patience,
         device: str = "cpu",
         *,
-        program: str = PROGRAM,
+        program: str,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._name = f"{engine} under {python}"
