@@ -1,11 +1,4 @@
-"""Imports go one way, files stay small, and what product code may not touch is not touched.
-
-Invariants:
-- The order of imports is the contracts of [tool.importlinter] in pyproject.toml, each with its reason.
-- A check is a function of (module name, source text): test_architecture_checks.py fails each on a literal text.
-- A string "kvcheck.module:attribute" in a table must lead somewhere: into its own package, where no reason is stated.
-- An exception is a row with its reason; a row that nothing needs any more fails too.
-"""
+"""What neither import-linter nor ruff can see: tables that lead somewhere, lengths, bytes that bypass the backend."""
 
 from __future__ import annotations
 
@@ -13,7 +6,6 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +13,6 @@ import pytest
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
-
-STARTED = ("core.cache.transfer.mooncake.child", "core.probes.frame.probe_server", "core.probes.mooncake.agent")
 
 # Tables that name what lies in another package: module: reason
 NAMES_OTHERS = {
@@ -33,90 +23,22 @@ NAMES_OTHERS = {
 
 LINES_OF_A_FILE = 500
 LINES_OF_A_FUNCTION = 70
-LONG_FILES: dict[str, str] = {}  # module: reason
-LONG_FUNCTIONS: dict[str, str] = {}  # "module:function": reason
+METHODS_OF_A_PROTOCOL = 12
+"""Those that it adds: who takes one needs most of what it asks for."""
 DRAWERS = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
-MAY_CATCH_ALL = {
-    "core.cache.backend.threads": "whatever a chunk raises is kept for the process, which judges it",
-    "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
-    "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
-    **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
-    **dict.fromkeys(("core.base.errors", "core.stress.targets.own"), "others raise anything"),
-    "tools.mutation.forks": "an edit raises anything",
-    "tools.servers.inside.on_path.sitecustomize": "a server must not go on without it",
-    **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
-}
-ADAPTERS = {  # optional or slow library: the only modules that import it
-    "mooncake": ("core.cache.transfer.mooncake.child",),
-    **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.stress.targets",)),
-    "ray": ("core.stress.seeds.ray_crew",),
-    **dict.fromkeys(("triton", "numba"), ("kernels",)),
-    "safetensors": ("core.model.folder",),
-    "pandas": ("core.report",),
-    "matplotlib": ("core.report",),
-    "jinja2": ("core.report",),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ban:
-    """What modules under `where`, except those under `but`, may not name, call, call as a method, or set."""
-
-    where: tuple[str, ...]
-    but: tuple[str, ...] = ()
-    names: frozenset[str] = frozenset()
-    calls: frozenset[str] = frozenset()
-    methods: frozenset[str] = frozenset()
-    attributes: frozenset[str] = frozenset()
-    """Set on any object."""
-    why: str
-
-
-EVERYWHERE = ("",)
-BANS = (
-    Ban(
-        where=("core.stress", "core.run"),
-        but=("core.run.identity", "core.run.store"),
-        names=frozenset({"random", "time.time", "time.time_ns", "secrets", "uuid.uuid4", "numpy.random.seed"}),
-        calls=frozenset({"hash", "id"}),
-        why="a schedule must replay: clock, randomness and order are arguments",
-    ),
-    Ban(
-        where=tuple(f"core.cache.{name}" for name in ("pools", "offload", "hicache", "transfer", "scheduler")),
-        methods=frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"}),
-        why="product code moves bytes through a backend and the kernels only",
-    ),
-    Ban(
-        where=EVERYWHERE,
-        but=("core.cache.pools.pool",),
-        attributes=frozenset({"committed"}),
-        why="KVPool.commit is its one writer",
-    ),
-    Ban(
-        where=EVERYWHERE,
-        names=frozenset({"pickle", "marshal", "torch.load"}),
-        calls=frozenset({"eval", "exec"}),
-        why="a trace, a record or a schedule line from a stranger must not run code",
-    ),
-    Ban(where=EVERYWHERE, but=("tools",), names=frozenset({"tools"}), why="it is not there where kvcheck is installed"),
-    Ban(
-        where=EVERYWHERE,
-        # read by libraries
-        but=("commands", "core.base.child", *STARTED, "tools"),
-        names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
-        why="the environment is read in commands/ only, so a plan says everything a run depends on",
-    ),
-)
-
+MOVE_BYTES = frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"})
+"""Methods that parts of the cache leave to the backend and the kernels."""
+REPLAYED = ("core.stress", "core.run")
+PARTS = tuple(f"core.cache.{name}" for name in ("pools", "offload", "hicache", "transfer", "scheduler"))
 
 parsed: Callable[[str], ast.Module] = cache(ast.parse)
 nodes_of: Callable[[ast.AST], tuple[ast.AST, ...]] = cache(lambda tree: tuple(ast.walk(tree)))
 """Each file is parsed and walked once for all rules."""
 
 
-def is_under(name: str, package: str) -> bool:
-    """Whether `name` is `package` or lies in it; everything lies in ""."""
-    return not package or name == package or name.startswith(package + ".")
+def is_under(name: str, *packages: str) -> bool:
+    """Whether `name` is one of the packages or lies in one."""
+    return any(name == each or name.startswith(each + ".") for each in packages)
 
 
 def dotted(path: Path) -> str:
@@ -125,16 +47,10 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts).removeprefix("kvcheck.")
 
 
-@cache
-def imported(tree: ast.AST) -> tuple[tuple[int, str], ...]:
-    """(line, full dotted name) of every absolute import, TYPE_CHECKING blocks included."""
-    found: list[tuple[int, str]] = []
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Import):
-            found += ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found += ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-    return tuple(found)
+def package_of(module: str) -> str:
+    """kernels, commands, testing, or a wing of core."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "core" else parts[0]
 
 
 def table_rows(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
@@ -145,32 +61,6 @@ def table_rows(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             yield node.lineno, match[1], match[2]
 
 
-def within_package(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, name without "kvcheck.") of every import that stays in the package."""
-    for line, name in imported(tree):
-        if is_under(name, "kvcheck"):
-            yield line, name.removeprefix("kvcheck.")
-
-
-def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, full dotted name) of every import and of every attribute chain that starts at an imported name."""
-    yield from imported(tree)
-    full = {
-        alias.asname or alias.name: alias.name
-        for node in nodes_of(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    for node in nodes_of(tree):
-        chain: list[str] = []
-        at: ast.AST = node
-        while isinstance(at, ast.Attribute):
-            chain.append(at.attr)
-            at = at.value
-        if chain and isinstance(at, ast.Name) and at.id in full:
-            yield node.lineno, ".".join((full[at.id], *reversed(chain)))  # type: ignore[attr-defined]
-
-
 def check_tables(module: str, tree: ast.Module) -> Iterator[str]:
     """A table's rows lie in its own package."""
     for line, name, attribute in table_rows(tree):
@@ -179,81 +69,48 @@ def check_tables(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
-    """Names, calls and methods that this module may not use."""
-    used, calls = [*names_used(tree)], [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
-    stores = [node for node in nodes_of(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
-    for ban in BANS:
-        if not any(is_under(module, place) for place in ban.where) or any(is_under(module, ok) for ok in ban.but):
-            continue
-        found = {(line, name) for line, name in used if any(is_under(name, bad) for bad in ban.names)}
-        for node in calls:
-            if isinstance(node.func, ast.Name) and node.func.id in ban.calls:
-                found.add((node.lineno, f"{node.func.id}()"))
-            elif isinstance(node.func, ast.Attribute) and node.func.attr in ban.methods:
-                found.add((node.lineno, f".{node.func.attr}()"))
-        found |= {(node.lineno, f".{node.attr} =") for node in stores if node.attr in ban.attributes}
-        yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
-    for library, adapters in () if is_under(module, "tools") else ADAPTERS.items():
-        for line, name in imported(tree):
-            if is_under(name, library) and not any(is_under(module, place) for place in adapters):
-                yield f"line {line}: {library} is imported only in {', '.join(adapters)}, so that others start without"
-
-
-def check_handlers(module: str, tree: ast.Module) -> Iterator[str]:
-    """Nobody swallows what he does not know."""
-    if module in MAY_CATCH_ALL:
-        return
+    """Calls, methods and attributes that this module may not use."""
     for node in nodes_of(tree):
-        if isinstance(node, ast.ExceptHandler):
-            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-            if any(c is None or (isinstance(c, ast.Name) and c.id in ("Exception", "BaseException")) for c in caught):
-                yield f"line {node.lineno}: catches everything; name the exception"
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "committed":
+            if module != "core.cache.pools.pool":
+                yield f"line {node.lineno}: .committed = is banned here: KVPool.commit is its one writer"
+        elif isinstance(called, ast.Attribute) and called.attr in MOVE_BYTES and is_under(module, *PARTS):
+            yield f"line {called.lineno}: .{called.attr}() is banned here: a backend and the kernels move bytes"
+        elif (
+            isinstance(called, ast.Name) and called.id in ("hash", "id") and is_under(module, "core.stress", "core.run")
+        ):
+            yield f"line {called.lineno}: {called.id}() is banned here: a schedule must replay"
 
 
 def check_docstring(module: str, tree: ast.Module) -> Iterator[str]:
-    """One line of purpose, then the invariants as a list, if there are any; and a name that is not a drawer's."""
+    """One line of purpose, alone; and a name that is not a drawer's."""
     if module.rpartition(".")[2] in DRAWERS:
         yield f"{module} is the name of a drawer; name the concept"
-    text = ast.get_docstring(tree)
-    if not text:
-        yield "no module docstring: one line that says what the module is for"
-    elif text.partition("\n")[2] and text.splitlines()[1]:
-        yield "the docstring's first line is the purpose, alone; then an empty line"
-    elif "Invariants:" in text and not re.search(r"^Invariants:\n- ", text, re.MULTILINE):
-        yield 'the docstring has no list under "Invariants:"'
+    first, *rest = (ast.get_docstring(tree) or "").splitlines() or [""]
+    if not first or (rest and rest[0]):
+        yield "expected a module docstring whose first line has the purpose, alone"
 
 
 def check_size(module: str, tree: ast.Module) -> Iterator[str]:
-    """A function fits a screen."""
+    """A function fits a screen, and a Protocol a head."""
     for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             length = node.end_lineno - node.lineno + 1
-            if (length > LINES_OF_A_FUNCTION) != (f"{module}:{node.name}" in LONG_FUNCTIONS):
-                most = f"at most {LINES_OF_A_FUNCTION} (LONG_FUNCTIONS)"
-                yield f"line {node.lineno}: {node.name} has {length} lines; {most}"
+            if length > LINES_OF_A_FUNCTION:
+                yield f"line {node.lineno}: {node.name} has {length} lines; at most {LINES_OF_A_FUNCTION}"
+        elif isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+            count = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if count > METHODS_OF_A_PROTOCOL:
+                yield f"line {node.lineno}: {node.name} adds {count} methods; at most {METHODS_OF_A_PROTOCOL}"
 
 
 CHECKS: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     check_tables,
     check_bans,
-    check_handlers,
     check_docstring,
     check_size,
 )
-
-
-def violations(module: str, source: str) -> list[str]:
-    """Everything wrong with one module, from its text alone."""
-    tree = parsed(source)
-    found = [message for check in CHECKS for message in check(module, tree)]
-    return found + too_long(module, source)
-
-
-def too_long(module: str, source: str) -> list[str]:
-    """What is wrong with the length of a file; module: "" for one outside the package."""
-    lines = source.count("\n")
-    is_as_stated = (lines > LINES_OF_A_FILE) == (module in LONG_FILES)
-    return [] if is_as_stated else [f"{lines} lines; at most {LINES_OF_A_FILE} (LONG_FILES)"]
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -271,22 +128,27 @@ def defined(tree: ast.Module) -> set[str]:
     return names
 
 
-def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[str]) -> list[str]:
-    """Modules that nothing reaches, and table rows that reach nothing."""
-    trees = {module: parsed(source) for module, source in sources.items()}
-    reached = {"__main__", "commands.worker", *entry_points, *packages}  # stress starts workers with python -m
-    found: list[str] = []
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Modules of the package that are imported, and what may be a module or its attribute, without "kvcheck."."""
+    for node in nodes_of(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and is_under(node.module, "kvcheck"):
+            yield node.module.removeprefix("kvcheck.")
+            yield from (f"{node.module}.{alias.name}".removeprefix("kvcheck.") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.removeprefix("kvcheck.") for alias in node.names)
+
+
+def loose_ends(sources: dict[str, str], reached: set[str]) -> list[str]:
+    """Modules that nothing reaches, and table rows that reach nothing. reached: entry points and packages."""
+    trees, reached, found = {module: parsed(source) for module, source in sources.items()}, {*reached}, []
     for module, tree in trees.items():
         for line, target, attribute in table_rows(tree):
             if target not in trees or attribute not in defined(trees[target]):
                 found.append(f"{module}, line {line}: kvcheck.{target}:{attribute} does not exist")
             elif target != module:
                 reached.add(target)
-        for _, name in within_package(tree):  # "a.b.c" may be module a.b and attribute c
-            reached |= {name, name.rpartition(".")[0]} - {module}
-    return found + [
-        f"{module}: no module imports it and no table names it" for module in trees if module not in reached
-    ]
+        reached |= {*imported(tree)} - {module}
+    return found + [f"{module}: no module imports it and no table names it" for module in trees.keys() - reached]
 
 
 MODULE_FILES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -300,11 +162,8 @@ def test_modules_keep_the_rule(check: Callable[[str, ast.Module], Iterator[str]]
 
 
 def test_no_file_is_long() -> None:
-    files = [*RULED_FILES.items(), *(("", path) for path in sorted(Path(__file__).parent.rglob("*.py")))]
-    found = [
-        f"{path.relative_to(PROJECT)}: {text}" for module, path in files for text in too_long(module, path.read_text())
-    ]
-    assert not found, "\n".join(found)
+    files = [*RULED_FILES.values(), *Path(__file__).parent.rglob("*.py")]
+    assert [str(path) for path in files if path.read_text().count("\n") > LINES_OF_A_FILE] == []
 
 
 def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
@@ -313,25 +172,14 @@ def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     targets = (project["scripts"] | project["entry-points"]["pytest11"]).values()
     entry_points = {target.partition(":")[0].removeprefix("kvcheck.") for target in targets}
-    found = loose_ends(sources, packages, entry_points)
+    found = loose_ends(sources, {"__main__", "commands.worker", *entry_points, *packages})
     assert not found, "\n".join(found)
 
 
-def package_of(module: str) -> str:
-    """The node of the import graph by package: kernels, commands, a wing of core, or kvcheck, which has the version."""
-    parts = module.split(".")
-    if parts[0] == "core":
-        return ".".join(parts[:2])
-    return {"__main__": "commands"}.get(parts[0], parts[0])  # python -m kvcheck is the command line
-
-
-def test_no_file_lies_directly_in_core() -> None:
-    assert [path.name for path in (PACKAGE / "core").iterdir() if path.is_file()] == ["__init__.py"]
-
-
-def test_every_package_has_its_init() -> None:
+def test_every_package_has_its_init_and_core_holds_packages_alone() -> None:
     folders = {path.parent for path in MODULE_FILES.values()}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+    assert [path.name for path in (PACKAGE / "core").iterdir() if path.is_file()] == ["__init__.py"]
 
 
 def test_imports_keep_the_contracts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,8 +189,65 @@ def test_imports_keep_the_contracts(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0, capsys.readouterr().out
 
 
-def test_exceptions_are_still_there() -> None:
-    assert {*LONG_FILES, *NAMES_OTHERS} <= set(MODULE_FILES)
-    for key in LONG_FUNCTIONS:
-        module, _, function = key.partition(":")
-        assert f"def {function}(" in MODULE_FILES[module].read_text(), key
+# The checks themselves, on literal sources
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("core.run.runners", 'ROWS = {"a": "kvcheck.core.stress.rows:SCHEDULE"}'),
+        ("core.stress.targets", 'MUTANTS = {"a": "kvcheck.core.stress.targets.mutants.metadata:ViewMetadata"}'),
+        ("core.cache.pools.pool", "holding.committed = 3"),
+        ("core.cache.scheduler.decode", "start = holding.committed"),
+        ("core.cache.backend.cuda", "torch.cuda.synchronize()"),
+        ("core.base.codes", "key = hash(name)"),
+        ("core.base.codes", "class Wide(Protocol):\n" + "".join(f"    def m{at}(self): ...\n" for at in range(12))),
+    ],
+)
+def test_checker_accepts(module: str, code: str) -> None:
+    tree = parsed(f'"""Purpose.\n\nInvariants:\n- One.\n"""\n{code}')
+    assert [text for check in CHECKS for text in check(module, tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "message"),
+    [
+        ("core.cache.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.runner:run"}', "lies in another package"),
+        ("core.cache.pools.mha", "target.copy_(source)", ".copy_() is banned"),
+        ("core.cache.offload", "holding.committed = 3", ".committed = is banned"),
+        ("core.cache.scheduler.decode", "chunk.holding.committed += 1", ".committed = is banned"),
+        ("core.stress.walk", "key = hash(name)", "hash() is banned"),
+        ("core.cache.pools.utils", "x = 1", "name of a drawer"),
+        ("core.cache.pools.mha", "def long() -> None:\n" + "    x = 1\n" * 70, "long has 71 lines"),
+        (
+            "core.base.codes",
+            "class Wide(Reader, Protocol[T]):\n" + "".join(f"    def m{at}(self): ...\n" for at in range(13)),
+            "Wide adds 13 methods",
+        ),
+    ],
+)
+def test_checker_refuses(module: str, code: str, message: str) -> None:
+    tree = parsed(f'"""Purpose."""\n{code}')
+    (told,) = [text for check in CHECKS for text in check(module, tree)]
+    assert message in told
+
+
+@pytest.mark.parametrize("source", ["x = 1", '"""Purpose\nthat goes on."""'])
+def test_checker_wants_a_docstring(source: str) -> None:
+    assert len([*check_docstring("core.base.codes", parsed(source))]) == 1
+
+
+def test_loose_ends_are_found() -> None:
+    sources = {
+        "core.cache.pools": 'P = {"a": "kvcheck.core.cache.pools.mha:MhaPool", "b": "kvcheck.core.cache.pools.mla:X"}',
+        "core.cache.pools.mha": "from kvcheck.core.cache.pools.buffers import Buffers\nclass MhaPool: ...",
+        "core.cache.pools.mla": "class Renamed: ...",
+        "core.cache.pools.buffers": "class Buffers: ...",
+        "core.cache.pools.forgotten": "from kvcheck.core.cache.pools.forgotten import itself",
+        "commands.main": "def main() -> None: ...",
+    }
+    assert sorted(loose_ends(sources, {"core.cache.pools", "commands.main"})) == [
+        "core.cache.pools, line 1: kvcheck.core.cache.pools.mla:X does not exist",
+        "core.cache.pools.forgotten: no module imports it and no table names it",
+        "core.cache.pools.mla: no module imports it and no table names it",
+    ]

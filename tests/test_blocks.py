@@ -1,9 +1,4 @@
-"""Every fenced block of the documents has a row that says which test runs it, compares it, or why it is only parsed.
-
-Invariants:
-- A block without a row fails, and so does a row without a block, and a row that names a test that does not exist.
-- Every command of kvcheck in a block, run or not, is taken by kvcheck's own parser, and names what its tables have.
-"""
+"""Every fenced block of the documents has a row that says which test runs it, compares it, or why it is only parsed."""
 
 from __future__ import annotations
 
@@ -97,17 +92,12 @@ def test_every_command_in_a_block_is_one_that_kvcheck_takes() -> None:
     [
         ("kvcheck stres", "no command 'stres'"),
         ("kvcheck stress --sed 1", "No such option: --sed"),
-        ("kvcheck stress --seed x", "--seed"),
         ("kvcheck gate --budget b.toml", "Missing argument"),
         ("kvcheck stress hicach --seed 1", "no scenario 'hicach'"),
         ("kvcheck stress --mutant no-such", "no mutant 'no-such'"),
-        ("kvcheck stress --shape llama", "no shape 'llama'"),
         ("X=1 python -m kvcheck probe sglang:DIR --probe retrac.nsa", "no probe 'retrac.nsa'"),
         ("kvcheck live http://127.0.0.1:1 retract", "no scenario 'retract'"),
         ("kvcheck bench serve --versus http://127.0.0.1:1", "Missing argument 'URL'"),
-        ("kvcheck bench prices", "no case 'prices'"),
-        ("kvcheck model answer tiny", "Missing option '--prompt'"),
-        ("kvcheck model mak", "No such command 'mak'"),
     ],
 )
 def test_a_command_that_kvcheck_does_not_take_is_told(line: str, complaint: str) -> None:

@@ -1,8 +1,4 @@
-"""Markers of tests: what is refused without them, and what a forked process is.
-
-Invariants:
-- Each guard is shown to refuse what it is for, and nothing is started by it.
-"""
+"""Markers of tests: what is refused without them, and what a forked process is."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from pathlib import Path
 import pytest
 from fakes.engine import environment, interpreter
 from rigs.forked import is_stand_in
-from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
+from rigs.guards import ONE_A_BUG, Unmarked
 from rigs.live_processes import is_alive, poll
 
 from kvcheck.core.base.child import StandardStreams, start
@@ -41,20 +37,6 @@ print(json.dumps([os.getppid(), os.getpgid(0), sorted(os.environ), os.getcwd(), 
 sys.exit(7)
 """
 
-STARTS_ONE = """
-import json, os, signal, subprocess, sys
-sys.path.append(os.environ["TESTS"])
-from kvcheck.core.base.child import StandardStreams, start
-from rigs.live_processes import children_of
-first = children_of(os.getpid())
-signal.signal(signal.SIGTERM, lambda *_: None)
-os.killpg(0, signal.SIGTERM)
-child = start("who_am_i", streams=StandardStreams(stdin=subprocess.PIPE), leads_group=False)
-now = children_of(os.getpid())
-said, _ = child.communicate("")
-print(json.dumps([os.getpid(), os.getppid(), sys.argv[1:], first, now, child.pid, json.loads(said), child.returncode]))
-sys.exit(3)
-"""
 STARTS_ANOTHER = """
 import subprocess, sys, time
 print(subprocess.Popen([sys.executable, "-m", "sleeps"]).pid, flush=True)
@@ -87,13 +69,8 @@ def test_a_whole_schedule_without_the_marker_is_refused_and_noted(monkeypatch: p
     assert unmarked.done == ["schedules: it runs a whole schedule"]
 
 
-def test_one_mutant_of_each_bug_is_quick(request: pytest.FixtureRequest) -> None:
+def test_one_mutant_of_each_bug_is_quick() -> None:
     assert sorted(mutant(name).bug for name in ONE_A_BUG) == sorted({mutant(name).bug for name in MUTANTS})
-    test = pytest.Function.from_parent(
-        request.node.parent, name=f"{MUTANTS_TEST}[{ONE_A_BUG[0]}]", callobj=lambda: None
-    )
-    mark_one_a_bug([test])
-    assert test.get_closest_marker(QUICK) is not None
 
 
 @pytest.mark.processes
@@ -111,31 +88,6 @@ def test_a_forked_process_is_what_a_started_one_is(
     assert "HF_TOKEN" not in variables and "PATH" in variables
     assert descriptors[:3] == [0, 1, 2] and len(descriptors) == 4, "and the folder that is read"
     assert (argv[1:], said, process.returncode) == (["a", "b"], "from the parent", 7)
-    assert has_torch == is_forked
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.processes(starts=True))])
-def test_children_of_a_forked_command_are_what_those_of_a_started_one_are(is_forked: bool, tmp_path: Path) -> None:
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "who_am_i.py").write_text(WHO_AM_I)
-    (tmp_path / "starts_one.py").write_text(STARTS_ONE)
-    done = subprocess.run(
-        [sys.executable, "-m", "starts_one", "a"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}/modules", "TESTS": str(ROOT / "tests")},
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 3, done.stderr
-    command, parent, argv, before, children, child, said, code = json.loads(done.stdout)
-    assert (parent, argv, before, children, code) == (os.getpid(), ["a"], [], [child], 7)
-    above, group, _, here, descriptors, has_torch, _, _ = said
-    assert (above, group, here) == (command, command, str(tmp_path))
-    assert descriptors[:3] == [0, 1, 2] and len(descriptors) == 4, "and the folder that is read"
     assert has_torch == is_forked
 
 

@@ -18,19 +18,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from multiprocessing import get_context
 
 from kvcheck.commands.options import draw_seed
 from kvcheck.commands.terminal import say
-from kvcheck.core.base.record import BenchRow, Evidence, Interval, RunRecord, Verdict, to_plain, value_from
+from kvcheck.core.base.record import BenchRow, Evidence, Interval, RunRecord, Verdict
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, ArmComparison, Maker, Point
 from kvcheck.core.bench.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
@@ -68,7 +66,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("count", type=int, help="trials")
     parser.add_argument("--planted", type=float, default=0.0, help="the slow-down of one of the two, in percent")
     parser.add_argument("--seed", type=int, default=draw_seed())
-    parser.add_argument("--json", action="store_true", help="print the trials alone, for the process that asked")
     given = parser.parse_args(words)
     if not (1 <= given.count <= MOST_TRIALS and given.seed >= 0 and 0 <= given.planted <= 1000):
         parser.error(f"expected 1 to {MOST_TRIALS} trials, a seed of at least 0, a slow-down of 0 to 1000 percent")
@@ -77,16 +74,10 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         for trial in run_trials(given.count, given.planted, given.seed):
             done.append(trial)
-            if not given.json:
-                ratios = ", ".join(
-                    f"{each.est:.3f} ({each.lo or 0:.3f} to {each.hi or 0:.3f})" for each in trial.ratios
-                )
-                say(f" {trial.verdict.name:<12} {len(done)} of {given.count}   {trial.case}   {ratios}")
+            ratios = ", ".join(f"{each.est:.3f} ({each.lo or 0:.3f} to {each.hi or 0:.3f})" for each in trial.ratios)
+            say(f" {trial.verdict.name:<12} {len(done)} of {given.count}   {trial.case}   {ratios}")
     except KeyboardInterrupt:
         is_complete = False
-    if given.json:
-        say(json.dumps(to_plain(tuple(done))))
-        return 0
     code = (0 if is_met(done, given.planted) else 4) if is_complete else 130
     say(f"{summary(done, given.planted)}; seed {given.seed}, exit {code}")
     return code
@@ -131,22 +122,21 @@ def most_share(hits: int, runs: int, *, tail: float = 0.05) -> float:
 
 def run_trials(count: int, planted: float, seed: int) -> Iterator[Trial]:
     """Run trials. If they are more than TRIALS, they run in processes of their own."""
-    if count <= TRIALS:
+    batches = [(min(TRIALS, count - first), planted, seed + first) for first in range(0, count, TRIALS)]
+    if len(batches) == 1:
         for number in range(count):
             yield _trial(*ARMS[number % len(ARMS)], planted=planted, seed=(seed + number) * 100)  # room for fresh seeds
         return
-    for first in range(0, count, TRIALS):
-        words = [str(min(TRIALS, count - first)), "--planted", str(planted), "--seed", str(seed + first), "--json"]
-        command = [sys.executable, "-m", "tools.gate_trials", *words]
-        ran = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
-        if ran.returncode:
-            raise SystemExit(f"trials {first + 1} and on: exit {ran.returncode}: {ran.stderr.strip()}")
-        yield from value_from(tuple[Trial, ...], json.loads(ran.stdout), "trials")
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for made in pool.imap(_batch, batches):
+            yield from made
+
+
+def _batch(given: tuple[int, float, int]) -> list[Trial]:
+    return [*run_trials(*given)]
 
 
 class _TrialRounds(FreshRounds):
-    """Fresh rounds of an arm beside itself."""
-
     choose: running.Choose
 
     def chosen(self, points: list[Point], rows: Sequence[BenchRow]) -> list[Point]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvcheck.commands.closing import close
-from kvcheck.commands.options import FORMATS, check_choice, check_positive, repro
+from kvcheck.commands.options import check_positive
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.terminal import Terminal
 from kvcheck.core.run.session import Session
@@ -16,10 +18,10 @@ from kvcheck.core.run.store import make_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Options of every run. argv: the words of the command. began: a time.monotonic()."""
+    """Options of every run. argv: the words of the command."""
 
     argv: Sequence[str]
-    began: float
+    began: float = field(default_factory=time.monotonic)
     seed: int | None
     max_time: float | None
     out: Path
@@ -28,7 +30,6 @@ class Asked:
     reports: bool
 
     def __post_init__(self) -> None:
-        check_choice("--format", self.format_name, FORMATS)
         check_positive("--max-time", self.max_time)
 
     @property
@@ -39,11 +40,16 @@ class Asked:
         check_outputs(parse_outputs(self.output, self.format_name))
         make_folder(self.out)
 
-    def session(self, *, drawn: int, plan: Mapping[str, object], resumes: bool = False) -> Session:
-        words = [word for word in self.argv if word != "--resume"]
+    def session(
+        self, *, drawn: int, plan: Mapping[str, object], resumes: bool = False, names_seed: bool = True
+    ) -> Session:
+        """drawn: the seed. names_seed: whether the command to repeat the run names it."""
+        words = ["kvcheck", *(word for word in self.argv if word != "--resume")]
+        if names_seed and self.seed is None:
+            words += ["--seed", str(drawn)]
         return Session(
             argv=[*self.argv],
-            repro=repro(words, seed=self.seed, drawn=drawn),
+            repro=shlex.join(words),
             seed=drawn,
             plan=plan,
             out=self.out,

@@ -51,10 +51,10 @@ def save(
         raise UsageError(
             f"baseline {file}: expected a file that is not there yet; use kvcheck baseline accept or prune"
         )
-    whose = _Whose(owner, reason, expires)
     rows: dict[tuple[object, ...], BaselineEntry] = {}
     for record in _records(runs, out):
-        rows.update((row.key, row) for row in whose.rows(record, conditional=conditional))
+        found = _rows(record, owner=owner, reason=reason, expires=expires, conditional=conditional)
+        rows.update((row.key, row) for row in found)
     if not rows:
         raise UsageError("these runs have no finding and no UNKNOWN: expected something to save")
     add_rows(file, [*rows.values()])
@@ -85,7 +85,7 @@ def accept(
     """Add a row for one finding or one UNKNOWN of a run to a file."""
     run, name = _named(what)
     (record,) = _records([run], out)
-    picked = _Whose(owner, reason, expires).rows(_only(record, name), conditional=True)
+    picked = _rows(_only(record, name), owner=owner, reason=reason, expires=expires, conditional=True)
     there = {row.key: row.number for row in read_baseline(file)} if file.exists() else {}
     if (number := next((there[row.key] for row in picked if row.key in there), None)) is not None:
         raise UsageError(f"baseline {file}: row {number} is about this already; renew its date by hand")
@@ -149,15 +149,11 @@ def _only(record: RunRecord, name: str) -> RunRecord:
     return replace(record, findings=(), scenarios=cells)
 
 
-class _Whose:
-    def __init__(self, owner: str, reason: str, expires: str) -> None:
-        for name, text in (("owner", owner), ("reason", reason)):
-            if not text.strip():
-                raise UsageError(f"--{name}: expected a text, got {text!r}")
-        self._owner, self._reason, self._expires = owner, reason, _day(expires)
-
-    def rows(self, record: RunRecord, *, conditional: bool) -> tuple[BaselineEntry, ...]:
-        return rows_of(record, owner=self._owner, reason=self._reason, expires=self._expires, conditional=conditional)
+def _rows(record: RunRecord, *, owner: str, reason: str, expires: str, conditional: bool) -> tuple[BaselineEntry, ...]:
+    for name, text in (("owner", owner), ("reason", reason)):
+        if not text.strip():
+            raise UsageError(f"--{name}: expected a text, got {text!r}")
+    return rows_of(record, owner=owner, reason=reason, expires=_day(expires), conditional=conditional)
 
 
 def _day(text: str) -> datetime.date:

@@ -13,25 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.closing import close
-from kvcheck.commands.options import (
-    DEFAULT_OUT,
-    FORMATS,
-    Format,
-    Out,
-    Outputs,
-    Reports,
-    Seed,
-    check_choice,
-    check_positive,
-    draw_seed,
-    repro,
-    search,
-    subject,
-)
+from kvcheck.commands.asked import Asked
+from kvcheck.commands.options import DEFAULT_OUT, Format, Out, Outputs, Reports, Seed, draw_seed, search, subject
 from kvcheck.commands.price_lines import HEAD, case_heading, price_line
-from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
@@ -72,25 +56,23 @@ def bench(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    check_choice("--format", format_name, FORMATS)
-    check_positive("--max-time", max_time)
-    check_positive("--rounds", rounds)
+    asked = Asked(
+        argv=ctx.obj,
+        seed=seed,
+        max_time=max_time,
+        out=out,
+        output=output,
+        format_name=format_name,
+        reports=reports,
+    )
     if SERVE in (cases or ()):
         raise UsageError(f"bench: {SERVE} is a command of its own; expected kvcheck bench {SERVE} URL")
     if rounds < LEAST_ROUNDS:
         raise UsageError(f"--rounds: expected at least {LEAST_ROUNDS}, since fewer give no price; got {rounds}")
-    outputs = parse_outputs(output, format_name)
-    check_outputs(outputs)
+    asked.check_places()
     drawn = draw_seed() if seed is None else seed
     plan = _plan(cases or [], shape, device, seed=drawn, precision=precision, max_time_s=max_time, rounds=rounds)
-    session = Session(
-        argv=[*ctx.obj],
-        repro=repro(ctx.obj, seed=seed, drawn=drawn),
-        seed=drawn,
-        plan={name: getattr(plan, name) for name in plan.__slots__},
-        out=out,
-        teller=Terminal(is_quiet=format_name == "json"),
-    )
+    session = asked.session(drawn=drawn, plan={name: getattr(plan, name) for name in plan.__slots__})
     session.say(
         f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {counted(len(plan.cases), 'case')} on {device}"
     )
@@ -99,7 +81,7 @@ def bench(
     except UsageError:  # a case refuses the shape
         session.withdraw()
         raise
-    return close(session, outputs, reports=reports, interrupted=interrupted)
+    return asked.close(session, interrupted=interrupted)
 
 
 def _plan(

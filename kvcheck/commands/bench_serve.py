@@ -32,7 +32,7 @@ from kvcheck.commands.options import (
     identity,
 )
 from kvcheck.commands.price_lines import case_heading, price_line
-from kvcheck.commands.server import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, Server, facts_of, known_answers
+from kvcheck.commands.server import DEFAULT_REQUESTS, Server, facts_of, known_answers
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
@@ -55,34 +55,6 @@ INTERRUPTED = "the run was interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeRun(Asked):
-    """versus: the address of the server to compare with."""
-
-    server: Server
-    versus: str | None
-    load: str | None
-    requests: int | None
-    concurrency: int | None
-    prompt: int
-    answer: int
-    precision: float
-    rounds: int
-
-    def __post_init__(self) -> None:
-        Asked.__post_init__(self)
-        check_positive("--rounds", self.rounds)
-        if not 0 < self.precision < math.inf:
-            raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {self.precision}")
-        check_address("URL", self.server.url)
-        if self.versus is not None:
-            check_address("--versus", self.versus)
-        elif self.load is not None:
-            raise UsageError(
-                f"--load {self.load}: it is for two servers; without --versus, {SHARED} and {FRESH} are compared"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
     address: str
     side: Side
@@ -97,7 +69,7 @@ LoadKind = Annotated[
     str | None,
     of_server.sent("--load", help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts."),
 ]
-Requests = Annotated[int | None, of_server.sent(help=f"Requests of a pass. Default: {DEFAULT_REQUESTS}.")]
+Requests = Annotated[int, of_server.sent(help="Requests of a pass.")]
 Prompt = Annotated[int, of_server.sent(help="Tokens of a prompt.")]
 AnswerTokens = Annotated[int, of_server.sent(help="Tokens of an answer.")]
 Admin = Annotated[bool, of_server.reached("--admin", help="Empty the prefix cache before each pass.")]
@@ -109,10 +81,10 @@ def bench_serve(
     known: Annotated[Path, of_server.KNOWN_ANSWERS],
     versus: Versus = None,
     load_kind: LoadKind = None,
-    requests: Requests = None,
+    requests: Requests = DEFAULT_REQUESTS,
     prompt: Prompt = DEFAULT_PROMPT,
     answer: AnswerTokens = DEFAULT_ANSWER,
-    concurrency: of_server.Concurrency = None,
+    concurrency: of_server.Concurrency = of_server.DEFAULT_CONCURRENCY,
     seed: Seed = None,
     precision: Precision = 0.03,
     max_time: MaxTime = DEFAULT_MAX_TIME_S,
@@ -128,98 +100,90 @@ def bench_serve(
     reports: Reports = True,
 ) -> int:
     server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
-    asked = ServeRun(
+    asked = Asked(
         argv=ctx.obj,
-        began=time.monotonic(),
         seed=seed,
         max_time=max_time,
         out=out,
         output=output,
         format_name=format_name,
         reports=reports,
-        server=server,
-        versus=versus,
-        load=load_kind,
+    )
+    _check(url, versus, load_kind, precision=precision, rounds=rounds)
+    model = known_answers(known)
+    drawn = draw_seed() if seed is None else seed
+    check_sizes(requests=requests, concurrency=concurrency)
+    load = ServingLoad(
+        kind=load_kind if load_kind and load_kind != RETURNING else SHARED,  # returning needs the servers' pools
         requests=requests,
         concurrency=concurrency,
         prompt=prompt,
         answer=answer,
-        precision=precision,
-        rounds=rounds,
+        seed=drawn,
     )
-    model = known_answers(known)
-    drawn = draw_seed() if seed is None else seed
-    load = _load(asked, seed=drawn, pool=None)
-    servers = _servers(asked, model)
+    servers = _servers(server, [url] if versus is None else [url, versus], model)
     names = secrets.randbelow(1 << 32)
-    bench = _bench(asked, load, servers, model, names=names)
+    bench = _bench(load, servers, model, names=names, is_returning=load_kind == RETURNING)
     bench.begin()
     asked.check_places()
-    plan = {**_plan(asked, bench), "known_answers": str(known), "names": names, "max_time_s": max_time}
+    plan = {
+        "cases": bench.plan_names,
+        "target": url,
+        "versus": versus,
+        "load": {arm.name: dataclasses.asdict(arm.load) for arm in bench.arms.values()},
+        "admin": admin,
+        "precision": precision,
+        "rounds": rounds,
+        "known_answers": str(known),
+        "names": names,
+        "max_time_s": max_time,
+    }
     session = asked.session(drawn=drawn, plan=plan)
     _describe_run(session, bench, servers, model)
-    interrupted = _measure(session, bench, asked, until=asked.began + max_time)
+    interrupted = _measure(session, bench, precision=precision, rounds=rounds, until=asked.began + max_time)
     return asked.close(session, interrupted=interrupted)
 
 
-def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
-    return {
-        "cases": bench.plan_names,
-        "target": asked.server.url,
-        "versus": asked.versus,
-        "load": {arm.name: dataclasses.asdict(arm.load) for arm in bench.arms.values()},
-        "admin": asked.server.admin,
-        "precision": asked.precision,
-        "rounds": asked.rounds,
-    }
+def _check(url: str, versus: str | None, load_kind: str | None, *, precision: float, rounds: int) -> None:
+    check_positive("--rounds", rounds)
+    if not 0 < precision < math.inf:
+        raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {precision}")
+    check_address("URL", url)
+    if versus is not None:
+        check_address("--versus", versus)
+    elif load_kind is not None:
+        raise UsageError(
+            f"--load {load_kind}: it is for two servers; without --versus, {SHARED} and {FRESH} are compared"
+        )
 
 
-def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
-    """Return the checked load. Raises UsageError. pool: None until the servers have reported theirs."""
-    sizes = {
-        "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
-        "concurrency": DEFAULT_CONCURRENCY if asked.concurrency is None else asked.concurrency,
-    }
-    check_sizes(**sizes)
-    kind = asked.load or SHARED
-    return ServingLoad(
-        kind=SHARED if kind == RETURNING and pool is None else kind,
-        prompt=asked.prompt,
-        answer=asked.answer,
-        seed=seed,
-        pool=pool,
-        **sizes,
-    )
-
-
-def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
+def _servers(server: Server, addresses: list[str], known: KnownAnswers) -> list[Described]:
     """Describe the servers. An address named twice is one server."""
     alphabet, found = Alphabet(known.parameters), dict[str, Described]()
-    named = [address for address in (asked.server.url, asked.versus) if address is not None]
-    for address in dict.fromkeys(named):
-        server = dataclasses.replace(asked.server, url=address)
+    for address in dict.fromkeys(addresses):
+        server = dataclasses.replace(server, url=address)
         client = server.client(known)
         served = server.describe(client)
         longest = min(served.longest or known.parameters.length, known.parameters.length)
         side = Side(client, served, alphabet, longest=longest, timeout_s=server.timeout_s, admin=server.admin)
         found[address] = Described(address=address, side=side, served=served)
-    return [found[address] for address in named]
+    return [found[address] for address in addresses]
 
 
 def _bench(
-    asked: ServeRun, load: ServingLoad, servers: list[Described], known: KnownAnswers, *, names: int
+    load: ServingLoad, servers: list[Described], known: KnownAnswers, *, names: int, is_returning: bool
 ) -> ServeBench:
     parameters = known.parameters
-    if asked.load == RETURNING:
+    if is_returning:
         pools = [each.served.pool for each in servers]
         known_pools = [pool for pool in pools if pool is not None]
         if len(known_pools) < len(pools):
             raise UsageError(f"--load {RETURNING}: a server does not say how many tokens its pool holds")
-        load = _load(asked, seed=load.seed, pool=max(known_pools))
+        load = dataclasses.replace(load, kind=RETURNING, pool=max(known_pools))
     load.check(parameters, min(each.side.longest for each in servers))
     engines = dict.fromkeys(each.served.engine for each in servers)
     shape = f"{parameters.family}-{parameters.layers}x{parameters.kv_heads}x{parameters.head_dim}"
-    if asked.versus is None:
+    if len(servers) == 1:
         (server,) = servers
         baseline = LoadedServer(name=FRESH, side=server.side, load=dataclasses.replace(load, kind=FRESH))
         arm = LoadedServer(name=REUSE, side=server.side, load=load)
@@ -229,7 +193,7 @@ def _bench(
             for name, each in zip((TARGET, VERSUS), servers, strict=True)
         )
     return ServeBench(
-        baseline=baseline, arm=arm, names=names, shape=shape, device=", ".join(engines), is_reuse=asked.versus is None
+        baseline=baseline, arm=arm, names=names, shape=shape, device=", ".join(engines), is_reuse=len(servers) == 1
     )
 
 
@@ -253,12 +217,12 @@ def _facts(server: Described, known: KnownAnswers) -> dict[str, object]:
     return facts_of(server.served, address=server.address, known_answers=known.digest, parameters=parameters)
 
 
-def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float) -> bool:
+def _measure(session: Session, bench: ServeBench, *, precision: float, rounds: int, until: float) -> bool:
     from kvcheck.core.bench.measure import noise
 
     why_few, interrupted = f"more were not asked for; use --rounds {ROUNDS_LEAST}", False
     try:
-        why_few = _rounds(session, bench, run, until) or why_few
+        why_few = _rounds(session, bench, precision, rounds, until) or why_few
     except KeyboardInterrupt:
         complain("interrupted: the finished rounds are kept")
         bench.interrupted()
@@ -280,20 +244,20 @@ def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float
     return interrupted
 
 
-def _rounds(session: Session, bench: ServeBench, run: ServeRun, until: float) -> str | None:
+def _rounds(session: Session, bench: ServeBench, precision: float, most: int, until: float) -> str | None:
     head = "warm-up"
 
     def told(name: str, answered: int) -> None:
         session.progress(f"{head}: {name}, {answered} answers")
 
     goes_on = bench.warm_up(until=until, told=told)
-    while goes_on and len(bench.rounds.times) < run.rounds:
+    while goes_on and len(bench.rounds.times) < most:
         if time.monotonic() >= until:
             return TIME_UP
-        head = f"round {len(bench.rounds.times) + 1} of {run.rounds} at most"
+        head = f"round {len(bench.rounds.times) + 1} of {most} at most"
         goes_on = bench.add_round(until=until, told=told)
         _keep(session, bench, "more were not made yet")
-        if len(bench.rounds.times) >= min(ROUNDS_LEAST, run.rounds) and bench.rounds.is_precise(run.precision):
+        if len(bench.rounds.times) >= min(ROUNDS_LEAST, most) and bench.rounds.is_precise(precision):
             return None
     if goes_on:
         return None

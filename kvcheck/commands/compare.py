@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +14,12 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, ConditionalFails, Format, StoredIn, check_choice
-from kvcheck.commands.report import check_jobs, loaded, parse_outputs, report_problem
+from kvcheck.commands.report import check_outputs, loaded, parse_outputs, report_problem
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
-from kvcheck.core.report.comparison.changes import Change, Changes, ChangeState, changes, line_of, version_of
+from kvcheck.core.report.comparison.changes import Changes, change_lines, changes, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
 from kvcheck.core.run.store import find_run
 
@@ -51,7 +50,7 @@ def compare(
         raise UsageError(f"--least-share: expected a share from 0 to 1, got {least_share:g}")
     paths = [find_run(name, out) for name in (run_a, run_b)]
     outputs = parse_outputs(output, format_name, known=(CHANGES_WRITERS, COMPARISON_WRITERS))
-    check_jobs(outputs, sources=paths)
+    check_outputs(outputs, sources=paths)
     before, after = map(read_record, paths)
     found = changes(before, after, share=least_share, conditional=fail_on_conditional)
     lines = [f" before     {before.run_id}  {version_of(before)}", f" after      {after.run_id}  {version_of(after)}"]
@@ -85,19 +84,11 @@ def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: st
 
 def _lines(found: Changes) -> list[str]:
     lines = [f" problem    {text}" for text in found.problems]
-    for state in ChangeState:
-        groups = found.grouped(state)
-        if not groups:
-            continue
-        lines.append(f" {state.value:<13} {len(found.of(state))}")
-        lines += [line for rows in groups[:MOST_TOLD] for line in _group(rows)]
-        if len(groups) > MOST_TOLD:
-            lines.append(f"            and {len(groups) - MOST_TOLD} more; -o json=FILE has them all")
+    for state, count, rows in change_lines(found):
+        lines.append(f" {state.value:<13} {count}")
+        for text, replay in rows[:MOST_TOLD]:
+            lines += [f"            {text}", *([f"              again  {replay}"] if replay else [])]
+        if len(rows) > MOST_TOLD:
+            lines.append(f"            and {len(rows) - MOST_TOLD} more; -o json=FILE has them all")
     lines += [f" note       {text}" for text in found.notes]
     return [*lines, "", f" {found.verdict}  {found.summary}"]
-
-
-def _group(rows: Sequence[Change]) -> list[str]:
-    first = rows[0]
-    line = [f"              again  {first.replay}"] if first.replay and first.state is ChangeState.NEW else []
-    return [f"            {line_of(rows)}", *line]

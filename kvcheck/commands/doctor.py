@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +88,8 @@ NOTES = {
     "situations": "What a schedule makes happen, by the state in which it happens.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
-_TOLD_IN_A_LINE = tuple(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes"))
+EXPLAINED = (*EXPLAINED_KINDS, *(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes")))
+"""Kinds in the order in which a name is looked for."""
 _ONE_OF = {"strategies": "strategy", "evidence": "evidence"}
 CARD_FIELDS = ("shows", "matters", "example")
 
@@ -147,7 +148,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     if code is None:
-        kinds = ", ".join((*EXPLAINED_KINDS, "codes", *_TOLD_IN_A_LINE))
+        kinds = ", ".join((*EXPLAINED_KINDS, "codes", *EXPLAINED[len(EXPLAINED_KINDS) :]))
         raise UsageError(
             f"explain: expected a code such as KV102, or a name that kvcheck list KIND prints; kinds: {kinds}"
         )
@@ -214,27 +215,21 @@ def _sentence(text: str) -> str:
 
 
 def _card(name: str) -> dict[str, str]:
-    """Return the card of a code or of a row of EXPLAINED_KINDS. Raises UsageError with a near match."""
-    known = CODES.get(name.upper())
-    if known is not None:
+    """Return the card of a code, a bug or a row of a kind. Raises UsageError with a near match."""
+    if (known := CODES.get(name.upper())) is not None:
         return {key: str(value) for key, value in asdict(known).items()}
     names = list(CODES)
     looks_like_code = re.fullmatch(r"(?i)kv\d+", name) is not None
-    for kind in () if looks_like_code else EXPLAINED_KINDS:
-        table = things(kind)
-        for key, thing in table.items():
-            if key.lower() == name.lower():
-                return {kind.removesuffix("s"): key, **_prose(thing)}
-        names += table
-    for kind in () if looks_like_code else _TOLD_IN_A_LINE:
+    for kind in () if looks_like_code else EXPLAINED:
         for key, thing in things(kind).items():
             names.append(key)
             if key.lower() == name.lower():
-                return {
-                    _ONE_OF.get(kind, kind.removesuffix("s")): key,
-                    "about": _about(thing),
-                    "see": f"kvcheck list {kind}",
-                }
+                about = (
+                    {"card": str(thing)}
+                    if kind in EXPLAINED_KINDS
+                    else {"about": _about(thing), "see": f"kvcheck list {kind}"}
+                )
+                return {_ONE_OF.get(kind, kind.removesuffix("s")): key, **(_prose(thing) or about)}
     if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):
         return {"bug": letters[name.lower()], "see": "docs/bugs.md"}
     raise UsageError(
@@ -244,11 +239,11 @@ def _card(name: str) -> dict[str, str]:
 
 
 def _prose(thing: object) -> dict[str, str]:
-    if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
-        fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS)
-        card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
-        return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
-    return {"card": str(thing)}
+    if not any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS):
+        return {}
+    fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS)
+    card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
+    return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
 
 
 def _breaks(thing: object) -> list[str]:
@@ -304,7 +299,7 @@ def _torch_checks() -> list[Check]:
     if count:
         names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
         found = Check(name="CUDA device", state="ok", detail=f"{count} x {', '.join(names)}")
-        return [threads, found, _held_lanes(), _peer_access(count)]
+        return [threads, found, _held_lanes()]
     reason = str(said[0].message).splitlines()[0] if said else f"torch {torch.__version__} sees none"
     fix = "install a driver and a CUDA build of torch; the CPU needs neither"
     return [threads, Check(name="CUDA device", state="missing", detail=reason, fix=fix)]
@@ -326,15 +321,6 @@ def _held_lanes() -> Check:
     most = " ".join(f"{name}={value}" for name, value in CONNECTIONS.items())
     fix = f"{most} gives more streams a queue of their own, if set before the process starts" if found.behind else ""
     return Check(name=name, state="ok", detail=found.text, fix=fix)
-
-
-def _peer_access(count: int) -> Check:
-    import torch
-
-    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    able = [f"{a} to {b}" for a, b in pairs if torch.cuda.can_device_access_peer(a, b)]
-    detail = f"{len(able)} of {len(pairs)} pairs: {', '.join(able[:8]) or 'none'}" if pairs else "one device alone"
-    return Check(name="peer access", state="ok", detail=detail)
 
 
 def _pressure() -> Check:

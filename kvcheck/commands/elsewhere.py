@@ -12,16 +12,6 @@ from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import address_of
 
-COMMANDS_THAT_MOVED = {
-    "run": "schedules are run by kvcheck stress",
-    "campaign": "many seeds are run by kvcheck stress --seeds A-B",
-    "engine-env": "environments are made by kvcheck env ENGINE==VERSION DIR",
-    "reference": "answers of a server are kept by kvcheck model reference URL DIR",
-    "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
-    "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
-}
-"""Former commands of kvcheck, and names that people try, with today's command."""
-
 
 def check_subject(command: str, words: Iterable[str]) -> None:
     for word in words:

@@ -5,9 +5,10 @@ lists the engine's imports at load. For a GPU all requirements are installed, on
 code has to run on the device.
 
 Invariants:
-- No shell is run. Names, versions and folders are checked before they become arguments.
+- Names, versions and folders are checked before they become arguments of pip.
 - A foreign folder stays as it is. An unfinished one is made anew.
 - A finished environment has all imports of the probes. If pip or the network fails, the exit code is 4.
+- A checkout is not run, built or copied, but linked as by an editable install: the next run judges its current state.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
-from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
-from kvcheck.commands.terminal import ProgressLine, clear_passing, say
+from kvcheck.commands.terminal import say
 from kvcheck.core.base.cells import DRIVER
-from kvcheck.core.base.child import StandardStreams, check, close_input, kill_group, spawn, tail
+from kvcheck.core.base.child import StandardStreams, close_input, kill_group, spawn, tail
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
-from kvcheck.core.base.identity import commit_of
+from kvcheck.core.base.identity import MOONCAKE_BUILDS, commit_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes import import_check
-from kvcheck.core.probes.frame.probe_server import VARIABLES
-from kvcheck.core.probes.installed import ENGINES, checkout_of
-from kvcheck.core.run.store import write_text
+from kvcheck.core.probes.frame.tables import VARIABLES
+from kvcheck.core.probes.installed import ENGINES, ROOTS, checkout_of
+from kvcheck.core.run.store import make_folder, write_text
 
 CPU, CUDA = "cpu", "cuda"
 TORCH = "torch==2.13.0"
@@ -49,21 +50,23 @@ HAS = "requirements.txt"
 """In a base: its installed requirements, one a line."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
-MOST_BYTES = 100_000
-FINAL = ("No matching distribution found", "ResolutionImpossible", "requires a different Python")
-"""Words of pip after which the same command fails again."""
+ELSEWHERE = "name another"
+LISTS = ("requirements/common.txt", "requirements/cpu.txt", "requirements-common.txt", "requirements.txt")
+"""Requirements of a checkout whose project file has none."""
+VERSIONED = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([0-9][\w.+!-]*)["']""", re.MULTILINE)
+UNVERSIONED = "0+source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """Imports of an engine. light: of the base. own: of the release alone, without dependencies. full: with
-    dependencies. leave_out: endings of GPU-only files in its wheel. build: the distribution, if named otherwise.
+    dependencies. leave_out: files of the package that need a GPU. build: the distribution, if named otherwise.
     has_base: whether it needs torch."""
 
     light: tuple[str, ...]
     own: tuple[str, ...]
     full: tuple[str, ...] = ("transformers",)
-    leave_out: tuple[str, ...] = ()
+    leave_out: str | None = None
     build: str | None = None
     has_base: bool = True
 
@@ -71,25 +74,17 @@ class Needs:
 BASE = ("numpy", "triton")
 GRAMMARS = ("transformers", "xgrammar", "apache-tvm-ffi")
 """Installed together, so that an unpinned version suits the pinned ones of a release."""
+SERVING = (
+    *("orjson", "pyzmq", "pillow", "psutil", "pybase64", "requests", "aiohttp", "openai", "partial_json_parser"),
+    *("sentencepiece", "compressed_tensors", "gguf", "msgspec", "einops", "prometheus_client", "fastapi", "uvloop"),
+)
 NEEDS = {
-    "sglang": Needs(
-        light=(
-            *("orjson", "pyzmq", "pillow", "starlette", "psutil", "pybase64", "requests", "ipython", "aiohttp"),
-            *("openai", "partial_json_parser", "dill", "sentencepiece", "compressed_tensors", "gguf", "msgspec"),
-            *("einops", "prometheus_client", "fastapi", "uvloop"),
-        ),
-        own=(),
-        full=GRAMMARS,
-    ),
+    "sglang": Needs(light=(*SERVING, "starlette", "ipython", "dill"), own=(), full=GRAMMARS),
     "vllm": Needs(
-        light=(
-            *("regex", "psutil", "requests", "pyzmq", "msgspec", "pillow", "prometheus_client", "aiohttp", "openai"),
-            *("einops", "fastapi", "uvloop", "orjson", "partial_json_parser", "sentencepiece", "compressed_tensors"),
-            *("gguf", "pybase64"),
-        ),
-        own=(*("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "llguidance", "blake3"),),
+        light=(*SERVING, "regex"),
+        own=("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "llguidance", "blake3"),
         full=GRAMMARS,
-        leave_out=(".so",),
+        leave_out="*.so",
     ),
     "lmcache": Needs(
         light=(
@@ -102,47 +97,32 @@ NEEDS = {
             *("cryptography", "cffi"),
         ),
     ),
-    "mooncake": Needs(light=(), own=(), full=("requests", "aiohttp", "msgpack"), build=BUILDS[0], has_base=False),
+    "mooncake": Needs(
+        light=(), own=(), full=("requests", "aiohttp", "msgpack"), build=MOONCAKE_BUILDS[0], has_base=False
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
+    """What is asked for. base: the environment with torch that several share; None: no torch, or the release's own."""
+
     engine: str
     version: str | None
-    source: Source | None
+    source: Path | None
     folder: Path
-    base: Path
+    base: Path | None
     python: str
     torch: str
     also: tuple[str, ...]
     device: str
 
-    def __post_init__(self) -> None:
-        if self.device not in (CPU, CUDA):
-            raise UsageError(f"--device {self.device}: expected {CPU} or {CUDA}")
-        if self.device == CUDA and not any(CUDA in row.devices for row in ENGINES.load(self.engine).probes):
-            raise UsageError(f"--device {CUDA}: no probe of {self.engine} runs on a GPU; leave --device out")
-        for name in (self.torch, *self.also):
-            check_requirement(name)
-        if self.base == self.folder:
-            raise UsageError(f"--base {self.base}: expected another folder than the environment itself")
-
-    @property
-    def has_base(self) -> bool:
-        """Whether torch comes from a base that several environments share."""
-        return self.device == CPU and NEEDS[self.engine].has_base
-
     @property
     def facts(self) -> dict[str, object]:
         """Content of the marker file; equal for equal orders."""
-        source = None if self.source is None else str(self.source.checkout)
+        source = None if self.source is None else str(self.source)
         device = {} if self.device == CPU else {"device": self.device}
         return {"engine": self.engine, "version": self.version, "source": source, "also": [*self.also], **device}
-
-    @property
-    def target(self) -> str:
-        return f"kvcheck probe {self.engine}:{self.folder}{'' if self.device == CPU else ' --device cuda'}"
 
 
 def env(
@@ -170,34 +150,43 @@ def env(
         str, typer.Option(help="cpu; or cuda, on a machine with a GPU: all that the release asks for, of gigabytes.")
     ] = CPU,
 ) -> None:
-    *named, folder = words
+    *named, place = words
     engine, version = _release(named, source)
-    place = Path(folder).absolute()
-    program = shutil.which(python or sys.executable)
+    program, folder = shutil.which(python or sys.executable), Path(place).absolute()
     if program is None:
         raise UsageError(f"--python {python}: expected an interpreter, found none")
+    if device not in (CPU, CUDA):
+        raise UsageError(f"--device {device}: expected {CPU} or {CUDA}")
     if device == CUDA and (base is not None or torch is not None):
-        raise UsageError(
-            f"--device {CUDA}: expected no --base and no --torch, as each release brings a torch of its own"
-        )
+        raise UsageError("--device cuda: expected no --base and no --torch, as each release brings a torch of its own")
+    if device == CUDA and not any(CUDA in row.devices for row in ENGINES.load(engine).probes):
+        raise UsageError(f"--device {CUDA}: no probe of {engine} runs on a GPU; leave --device out")
+    for name in (torch or TORCH, *(also or ())):
+        if (asked := _requirement(name)) is None or asked.url:
+            raise UsageError(f"expected the name of a package, with a version or without, got {name!r}")
+    if source is not None and checkout_of(engine, source) is None:
+        known = ", ".join(str(Path(root) / engine) for root in ROOTS)
+        raise UsageError(f"--source {source}: expected a checkout with one of {known}, found none")
+    shared = folder.with_name(f"{folder.name}-base") if base is None else base.absolute()
+    if shared == folder:
+        raise UsageError(f"--base {base}: expected another folder than the environment itself")
     order = Order(
         engine=engine,
         version=version,
-        source=None if source is None else source_of(engine, source.absolute()),
-        folder=place,
-        base=place.with_name(f"{place.name}-base") if base is None else base.absolute(),
+        source=None if source is None else source.absolute(),
+        folder=folder,
+        base=shared if device == CPU and NEEDS[engine].has_base else None,
         python=program,
         torch=torch or TORCH,
         also=tuple(also or ()),
         device=device,
     )
     say(f"An environment that can import {engine} is enough: kvcheck probe {engine}:VENV")
+    target = f"kvcheck probe {engine}:{folder}{'' if device == CPU else ' --device cuda'}"
     if _is_made(order):
-        say(f"{folder}: made before; next: {order.target}")
-    elif device == CUDA:
-        _make_for_a_gpu(order)
+        say(f"{place}: made before; next: {target}")
     else:
-        _make_for_a_cpu(order)
+        say(f"{folder}: {engine} {_make(order)}; next: {target}")
 
 
 def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
@@ -218,25 +207,11 @@ def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
     return engine, version or None
 
 
-def _make_for_a_gpu(order: Order) -> None:
-    if (why := no_device()) is not None:
-        raise UnknownVerdict(
-            f"--device {CUDA}: {why}; nothing was installed; next: the same command on the machine with the GPU"
-        )
-    say(f" 1/3  environment in {order.folder}")
-    _begin(order)
-    if order.source is None:
-        say(f" 2/3  {order.engine}=={order.version} and all that it asks for: gigabytes")
-        _pip(order.folder, "install", f"{order.engine}=={order.version}", *order.also)
-        version = str(order.version)
-    else:
-        say(f" 2/3  all that {order.source.checkout} asks for: gigabytes")
-        _pip(order.folder, "install", *order.source.asks, *order.also)
-        version = link(order.source, _site(order.folder), order.version)
-    say(" 3/3  imports, and compiled code on the device")
-    _check_imports(order)
-    _mark(order, made=True)
-    say(f"{order.folder}: {order.engine} {version}; next: {order.target}")
+def _requirement(line: str) -> Requirement | None:
+    try:
+        return Requirement(line.partition(" #")[0].strip())
+    except InvalidRequirement:  # an option or a link of a requirements file, which names no version
+        return None
 
 
 def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
@@ -251,45 +226,13 @@ def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
     return None if count.value else "the driver of this machine tells of no GPU; see nvidia-smi"
 
 
-def _make_for_a_cpu(order: Order) -> None:
-    if order.has_base:
-        say(f" 1/6  base with torch in {order.base}")
-        _make_base(order)
-    else:
-        say(f" 1/6  no base: {order.engine} needs no torch")
-    say(f" 2/6  environment in {order.folder}")
-    _begin(order)
-    with tempfile.TemporaryDirectory(prefix="kvcheck-engine-") as scratch:
-        asks, wheel = _take(order, Path(scratch))
-        needs, python = NEEDS[order.engine], _python_version(order.folder)
-        say(" 4/6  packages of the release")
-        given = _constraints(order, Path(scratch))
-        _pip(order.folder, "install", *given, *pins(asks, (*needs.full, *order.also), python))
-        if needs.own:
-            _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
-        say(f" 5/6  {order.engine}")
-        version = _put_engine(order, wheel)
-    say(" 6/6  imports")
-    _check_imports(order)
-    _mark(order, made=True)
-    say(f"{order.folder}: {order.engine} {version}, {_size(order.folder)}; next: {order.target}")
-
-
-def _size(folder: Path) -> str:
-    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    return f"{sum(file.lstat().st_size for file in files) / 1e9:.1f} GB"
-
-
 def _is_made(order: Order) -> bool:
     """Whether the environment is finished. Raise UsageError for a foreign folder or one of another order."""
-    folder = order.folder
-    if not folder.exists():
-        return False
-    if not folder.is_dir():
+    folder, marker = order.folder, order.folder / MARKER
+    if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: expected a new folder, got a file")
-    marker = folder / MARKER
     if not marker.is_file():
-        if any(folder.iterdir()):
+        if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder}: expected a new or empty folder; it holds files that kvcheck env did not make")
         return False
     try:
@@ -302,170 +245,170 @@ def _is_made(order: Order) -> bool:
     return is_made is True
 
 
+def _make(order: Order) -> str:
+    """Make the environment. Returns the version of the engine."""
+    folder, needs = order.folder, NEEDS[order.engine]
+    if order.device == CUDA and (why := no_device()) is not None:
+        raise UnknownVerdict(
+            f"--device {CUDA}: {why}; nothing was installed; next: the same command on the machine with the GPU"
+        )
+    if order.base is not None:
+        say(f" base with torch in {order.base}")
+        _make_base(order, order.base)
+    say(f" environment in {folder}")
+    if (folder / MARKER).is_file():
+        say(f"   {folder} was not finished: it is made anew")
+        shutil.rmtree(folder)
+    make_folder(folder, elsewhere=ELSEWHERE)
+    _mark(order, made=False)
+    _run([order.python, "-I", "-m", "venv", str(folder)])
+    if order.base is not None:
+        write_text(_site(folder) / "base.pth", f"{_site(order.base)}\n")
+    version = order.version or UNVERSIONED
+    if order.source is not None:
+        version = _link(order, order.source)
+    if order.device == CUDA:
+        say(f" {order.engine}=={version} and all that it asks for: gigabytes")
+        _install(folder, f"{order.engine}=={version}", *order.also)
+    else:
+        name = needs.build or order.engine
+        if order.source is None:
+            _install(folder, "--no-deps", "--only-binary", ":all:", f"{name}=={version}")
+        for file in _site(folder).glob(f"{order.engine}/**/{needs.leave_out}") if needs.leave_out else ():
+            file.unlink()
+        say(" packages of the release")
+        wanted = (*needs.full, *needs.own, *order.also)
+        pins = [f"torch=={_installed(order.base, 'torch').version}"] if order.base is not None else []
+        pins += versions(_installed(folder, name).requires or (), wanted)
+        write_text(folder / "constraints.txt", "\n".join(pins) + "\n")
+        given = ("--constraint", str(folder / "constraints.txt"))
+        _install(folder, *given, *needs.full, *order.also)
+        if needs.own:
+            _install(folder, *given, "--no-deps", *needs.own)
+    say(" imports")
+    _check_imports(order)
+    _mark(order, made=True)
+    return version
+
+
 def _mark(order: Order, *, made: bool) -> None:
     write_text(order.folder / MARKER, json.dumps({"order": order.facts, "made": made}, indent=1) + "\n")
 
 
-def _begin(order: Order) -> None:
-    if (order.folder / MARKER).is_file():
-        say(f"      {order.folder} was not finished: it is made anew")
-        shutil.rmtree(order.folder)
-    _make_folder(order.folder)
-    _mark(order, made=False)
-    _run([order.python, "-I", "-m", "venv", str(order.folder)], "make an environment")
-    if order.has_base:
-        write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
-
-
-def _make_base(order: Order) -> None:
-    has = order.base / HAS
-    if order.base.exists() and not has.is_file() and (not order.base.is_dir() or any(order.base.iterdir())):
-        raise UsageError(f"--base {order.base}: expected a new folder or a base, which has a {HAS}; name another")
-    _make_folder(order.base)
+def _make_base(order: Order, base: Path) -> None:
+    has = base / HAS
+    if base.exists() and not has.is_file() and (not base.is_dir() or any(base.iterdir())):
+        raise UsageError(f"--base {base}: expected a new folder or a base, which has a {HAS}; name another")
+    make_folder(base, elsewhere=ELSEWHERE)
     if not has.is_file():
         write_text(has, "")
     known = has.read_text(encoding="utf-8").split()
     torch = next((each for each in known if re.match(r"torch\b(?![-_])", each)), None)
     if torch not in (None, order.torch):
-        raise UsageError(f"--base {order.base}: made with {torch}; expected {order.torch}; name another base")
-    if not (order.base / "bin" / "python").exists():
-        _run([order.python, "-I", "-m", "venv", str(order.base)], "make an environment")
-    lacks = [each for each in (order.torch, *BASE, *NEEDS[order.engine].light) if each not in known]
-    if lacks:
-        size = "" if known else "; gigabytes and minutes, once for all engines"
-        say(f"      {counted(len(lacks), 'package')}{size}: {', '.join(lacks)}")
-        _pip(order.base, "install", order.torch, *lacks)
+        raise UsageError(f"--base {base}: made with {torch}; expected {order.torch}; name another base")
+    if not (base / "bin" / "python").exists():
+        _run([order.python, "-I", "-m", "venv", str(base)])
+    if lacks := [each for each in (order.torch, *BASE, *NEEDS[order.engine].light) if each not in known]:
+        say(f"   {counted(len(lacks), 'package')}{'' if known else ', gigabytes, once for all engines'}")
+        _install(base, order.torch, *lacks)
         # compressed_tensors and others pull a transformers of their own; each release brings its own.
-        _pip(order.base, "uninstall", "--yes", "transformers", "huggingface_hub", "tokenizers")
+        unwanted = ("transformers", "huggingface_hub", "tokenizers")
+        _run([str(base / "bin" / "python"), "-I", "-m", "pip", "uninstall", "--quiet", "--yes", *unwanted])
         write_text(has, "\n".join((*known, *lacks)) + "\n")
-        say(f"      {_size(order.base)}")
 
 
-def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
-    if order.source is not None:
-        say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
-        return order.source.asks, None
-    release = f"{NEEDS[order.engine].build or order.engine}=={order.version}"
-    say(f" 3/6  {release}")
-    _pip(order.folder, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), release)
-    wheels = [*scratch.glob("*.whl")]
-    if len(wheels) != 1:
-        raise UnknownVerdict(f"pip download {release}: expected one wheel, got {len(wheels)}")
-    return requirements_of_wheel(wheels[0]), wheels[0]
+def versions(asks: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the requirements on these packages, as constraints of pip, which takes no extras."""
+    wanted = {canonicalize_name(name) for name in names}
+    found = [each for line in asks if (each := _requirement(line)) and canonicalize_name(each.name) in wanted]
+    return [f"{each.name}{each.specifier}{f'; {each.marker}' if each.marker else ''}" for each in found]
 
 
-def _constraints(order: Order, scratch: Path) -> list[str]:
-    """Options of pip that pin the torch of the base: a newer package could replace it."""
-    if not order.has_base:
-        return []
-    program = "from importlib.metadata import version; print('torch==' + version('torch'))"
-    python = str(order.folder / "bin" / "python")
-    write_text(scratch / "torch.txt", _run([python, "-I", "-c", program], "say which torch the base has"))
-    return ["--constraint", str(scratch / "torch.txt")]
+def _link(order: Order, checkout: Path) -> str:
+    """Link the checkout's package, with its version and requirements. Returns the version."""
+    package, site = checkout_of(order.engine, checkout), _site(order.folder)
+    assert package is not None, "a checkout of the engine"
+    say(f" {checkout}: {commit_of(package) or 'git knows no commit of it'}")
+    told, asks = described(package)
+    version = order.version or told
+    info = site / f"{order.engine}-{version}.dist-info"
+    origin = {"url": checkout.as_uri(), "dir_info": {"editable": True}}
+    about = f"Metadata-Version: 2.1\nName: {order.engine}\nVersion: {version}\n"
+    files = {
+        site / f"__editable__.{order.engine}.pth": f"{package.parent}\n",
+        info / "METADATA": about + "".join(f"Requires-Dist: {each}\n" for each in map(_requirement, asks) if each),
+        info / "INSTALLER": "kvcheck\n",
+        info / "direct_url.json": json.dumps(origin) + "\n",
+    }
+    for path, text in files.items():
+        write_text(path, text)
+    write_text(info / "RECORD", "".join(f"{path.relative_to(site).as_posix()},,\n" for path in files))
+    return version
 
 
-def _put_engine(order: Order, wheel: Path | None) -> str:
-    site = _site(order.folder)
-    if order.source is not None:
-        return link(order.source, site, order.version)
-    assert wheel is not None and order.version is not None, "a release has both"
-    leave_out = NEEDS[order.engine].leave_out
-    if not leave_out:
-        _pip(order.folder, "install", "--no-deps", str(wheel))
-        return order.version
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(site, [name for name in packed.namelist() if not name.endswith(leave_out)])
-    return order.version
+def described(package: Path) -> tuple[str, list[str]]:
+    """Return the version and the requirements of a checkout. Raises UsageError."""
+    root = package.parent
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+    except FileNotFoundError:
+        project = {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{root / 'pyproject.toml'}: {error}; expected the checkout's own project file") from error
+    files = [package / name for name in ("_version.py", "version.py", "__init__.py")]
+    found = [VERSIONED.search(file.read_text(encoding="utf-8", errors="replace")) for file in files if file.is_file()]
+    version = project.get("version") or next((each[1] for each in found if each), UNVERSIONED)
+    lists = [root / name for name in LISTS if (root / name).is_file()]
+    lines = [line for file in lists for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return version, project.get("dependencies", lines)
 
 
 def _check_imports(order: Order) -> None:
     python = order.folder / "bin" / "python"
-    with tempfile.TemporaryFile() as said:
-        streams = StandardStreams(stdin=subprocess.PIPE, stderr=said)
-        started = spawn(
-            import_check.__name__,
-            order.engine,
-            order.device,
-            streams=streams,
-            variables=VARIABLES[order.device],
-            engine_python=python,
-        )
-        child = started.process
+    with tempfile.TemporaryFile("w+") as answers, tempfile.TemporaryFile() as said:
+        streams = StandardStreams(stdin=subprocess.PIPE, stdout=answers, stderr=said)
+        asked = (import_check.__name__, order.engine, order.device)
+        started = spawn(*asked, streams=streams, variables=VARIABLES[order.device], engine_python=python)
         try:
-            build = started.greet(CHECK_S)
-            if build is not None:
-                check(build, str(python), is_own_python=False)
-            assert child.stdout is not None, "the child's output is a pipe"
-            lines = child.stdout.read().splitlines()
-            status = child.wait(CHECK_S)
+            started.greet(CHECK_S)
+            status = started.process.wait(CHECK_S)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             raise UnknownVerdict(f"{python}: imports took more than {CHECK_S:g} s") from error
         finally:
-            kill_group(child)
-            close_input(child)
-            if child.stdout is not None:
-                child.stdout.close()
-        if lines or status:
-            last = tail(said.fileno(), 20_000).splitlines()[-1:]
-            raise UnknownVerdict(
-                f"{order.folder} is not made: {'; '.join(lines or last) or f'status {status}'}; next: the same command "
-                "with --also PACKAGE for a package that is missing or too new, or an environment of your own in which "
-                f"{order.engine} can be imported: kvcheck probe {order.engine}:VENV"
-            )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror or error}; expected a folder that can be written") from error
+            kill_group(started.process)
+            close_input(started.process)
+        answers.seek(0)
+        lines = answers.read().splitlines() or (tail(said.fileno(), 20_000).splitlines()[-1:] if status else [])
+    if status or lines:
+        raise UnknownVerdict(
+            f"{order.folder} is not made: {'; '.join(lines) or f'status {status}'}; next: the same command with --also "
+            "PACKAGE for a package that is missing or too new, or an environment of your own in which "
+            f"{order.engine} can be imported: kvcheck probe {order.engine}:VENV"
+        )
 
 
 def _site(folder: Path) -> Path:
-    command = [str(folder / "bin" / "python"), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    return Path(_run(command, "say where its packages are").strip())
+    return next(folder.glob("lib/python*/site-packages"))
 
 
-def _python_version(folder: Path) -> str:
-    command = [str(folder / "bin" / "python"), "-I", "-c", "import platform; print(platform.python_version())"]
-    return _run(command, "say its version").strip()
+def _installed(folder: Path, name: str) -> metadata.Distribution:
+    return next(iter(metadata.distributions(name=name, path=[str(_site(folder))])))
 
 
-def _pip(folder: Path, action: str, *arguments: str) -> None:
-    options = ["--quiet"] if action == "uninstall" else ["--progress-bar", "off"]
-    _run([str(folder / "bin" / "python"), "-I", "-m", "pip", action, *options, *arguments], f"pip {action}")
+def _install(folder: Path, *arguments: str) -> None:
+    # An engine lacks what the probes do not import, of which pip would warn.
+    _run([str(folder / "bin" / "python"), "-I", "-m", "pip", "install", "--no-warn-conflicts", *arguments])
 
 
-def _run(command: Sequence[str], what: str) -> str:
-    """Return the output of a program, showing its last line with a clock. Raises UnknownVerdict if it fails."""
+def _run(command: list[str]) -> None:
+    """Run a program that prints on stderr. Raises UnknownVerdict if it fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        try:
-            child = subprocess.Popen(
-                command, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=said, stderr=errors
-            )
-        except OSError as error:
-            raise UnknownVerdict(f"{what}: {command[0]} cannot be started: {error}") from error
-        _wait(child, lambda: f"{what}: {tail(said.fileno(), 4000).rpartition(chr(10))[2].strip()}")
-        if not child.returncode:
-            return tail(said.fileno(), MOST_BYTES)
-        lines = (tail(errors.fileno(), MOST_BYTES) + "\n" + tail(said.fileno(), MOST_BYTES)).splitlines()
-    told = [line.strip() for line in lines if line.strip()]
-    why = next((line for line in told if line.startswith("ERROR")), told[-1] if told else "it said nothing")
-    is_final = any(words in line for line in told for words in FINAL)
-    next_step = "another version, or another --python" if is_final else "run the command again"
-    raise UnknownVerdict(f"{what} ended with status {child.returncode}: {why[:400]}; next: {next_step}")
-
-
-def _wait(child: subprocess.Popen[bytes], last_line: Callable[[], str]) -> None:
-    line = ProgressLine()
     try:
-        while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(1.0)
-                break
-            line.show(last_line()[:200])
-    finally:
-        clear_passing()
-        child.kill()  # where it was interrupted
-        child.wait()
+        done = subprocess.run(command, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=2)
+    except OSError as error:
+        raise UnknownVerdict(f"{command[0]} cannot be started: {error}") from error
+    if done.returncode:
+        raise UnknownVerdict(
+            f"{' '.join(command[2:5])} ended with status {done.returncode}, see above; next: the command again if the "
+            "network failed, or another version or --python"
+        )

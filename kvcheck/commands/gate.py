@@ -19,7 +19,6 @@ import typer
 
 from kvcheck.commands.options import (
     DEFAULT_OUT,
-    FORMATS,
     ConditionalFails,
     Format,
     MinSchedules,
@@ -106,7 +105,6 @@ def gate(
     format_name: Format = "text",
 ) -> int:
     started = time.monotonic()
-    check_choice("--format", format_name, FORMATS)
     check_choice("--on-inconclusive", on_inconclusive, ON_INCONCLUSIVE)
     check_positive("--max-time", max_time)
     check_positive("--min-schedules", min_schedules)

@@ -14,11 +14,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Verdict, to_plain, value_from
+from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.run.plan import Plan, parse_line
 
 if TYPE_CHECKING:
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 
 HELD = "held"
 """The argument with which a worker replays lines on a device, one a question, until its input ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of one replayed line. agreed: runs with the result of the first one."""
+
+    verdict: Verdict
+    agreed: int
+    told: list[str]
+
+    def to_json(self, plan: Plan | RoundPlan, times: int) -> str:
+        row = {"line": plan.line(), "cell": plan.cell, "verdict": self.verdict.value}
+        return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

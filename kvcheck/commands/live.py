@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +30,6 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.reference import compare_with
 from kvcheck.commands.server import (
-    DEFAULT_CONCURRENCY,
     DEFAULT_OWN_REQUESTS,
     DEFAULT_REQUESTS,
     Server,
@@ -92,7 +90,7 @@ def live(
     reference: Reference = None,
     schedules: Rounds = None,
     requests: Requests = None,
-    concurrency: of_server.Concurrency = None,
+    concurrency: of_server.Concurrency = of_server.DEFAULT_CONCURRENCY,
     vocabulary: of_server.Vocabulary = None,
     seed: Seed = None,
     max_time: MaxTime = None,
@@ -113,7 +111,6 @@ def live(
     check_address("URL", url)
     asked = LiveRun(
         argv=ctx.obj,
-        began=time.monotonic(),
         server=Server(
             url=url,
             decode=decode,
@@ -153,10 +150,7 @@ def _judge_known_answers(asked: LiveRun, folder: Path | None) -> int:
             "and start the server with it. Or judge the model that it serves now, with --own-model"
         )
     known, server = known_answers(folder), asked.server
-    sizes = {
-        "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
-        "concurrency": DEFAULT_CONCURRENCY if asked.concurrency is None else asked.concurrency,
-    }
+    sizes = {"requests": asked.requests or DEFAULT_REQUESTS, "concurrency": asked.concurrency}
     check_sizes(**sizes)
     client = server.client(known)
     served = server.describe(client)
@@ -179,6 +173,7 @@ def _judge_known_answers(asked: LiveRun, folder: Path | None) -> int:
     alphabet = Alphabet(known.parameters)
     runner = LiveRunner(client, alphabet, timeout_s=server.timeout_s, is_balanced=bool(server.metrics))
     runner.begin(served, names=base.names)
+    runner.check_positions()
     session = begin(asked, base.seed, served, progress, untried, rounds=DEFAULT_ROUNDS)
     facts = facts_of(
         served,

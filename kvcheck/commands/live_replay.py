@@ -12,8 +12,9 @@ import dataclasses
 import secrets
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.held import Replayed
 from kvcheck.commands.server import Server, known_answers
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
@@ -24,56 +25,47 @@ from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner, RoundResult
 from kvcheck.core.model.alphabet import Alphabet
 
+if TYPE_CHECKING:
+    from kvcheck.core.model.folder import KnownAnswers
+
 NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
 
 
-def replay_live(plan: LivePlan, times: int, server: Server) -> Replayed:
+def replay_sent(plan: LivePlan | OwnPlan, times: int, server: Server) -> Replayed:
     """Send the requests of a line again. Raises UsageError."""
-    folder = Path(plan.known_answers)
+    known = None if isinstance(plan, OwnPlan) else _model(Path(plan.known_answers))
+    client = dataclasses.replace(server, url=plan.target, decode=plan.decode, api=plan.engine).client(known)
+    served, timeout_s = server.describe(client), server.timeout_s
+    results: list[RoundResult] = []
+    for attempt in range(times):
+        names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
+        sent = dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))
+        if isinstance(sent, OwnPlan):
+            own = OwnRunner(
+                client, vocabulary=sent.vocabulary, rounds=times, requests=sent.requests, timeout_s=timeout_s
+            )
+            own.begin(served, names=secrets.randbelow(1 << 32))
+            results.append(own.run(sent))
+        else:
+            assert known is not None, "a line of a model whose answers are known"
+            is_first, alphabet = attempt == 0, Alphabet(known.parameters)
+            live = LiveRunner(
+                client, alphabet, timeout_s=timeout_s, is_replay=is_first, is_balanced=bool(server.metrics)
+            )
+            live.begin(served, names=secrets.randbelow(1 << 32))
+            results.append(live.run(sent))
+        if results[-1].is_over:
+            break
+    return _told(plan, results, is_forced=server.admin or not plan.admin)
+
+
+def _model(folder: Path) -> KnownAnswers:
     if not folder.is_absolute() and not folder.exists():
         raise UsageError(
             f"the line names the model by known-answers={folder}, and here is no such folder; replay it in the "
             "folder where the run was started, or write the whole path into the line"
         )
-    known = known_answers(folder)
-    client = _at(server, plan).client(known)
-    served = server.describe(client)
-    results: list[RoundResult] = []
-    for attempt in range(times):
-        runner = LiveRunner(
-            client,
-            Alphabet(known.parameters),
-            timeout_s=server.timeout_s,
-            is_replay=attempt == 0,
-            is_balanced=bool(server.metrics),
-        )
-        runner.begin(served, names=secrets.randbelow(1 << 32))
-        names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
-        results.append(runner.run(dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))))
-        if results[-1].is_over:
-            break
-    return _told(plan, results, is_forced=server.admin or not plan.admin)
-
-
-def replay_own(plan: OwnPlan, times: int, server: Server) -> Replayed:
-    """Send the requests of a line of an own model again. Raises UsageError."""
-    client = _at(server, plan).client(None)
-    served = server.describe(client)
-    results: list[RoundResult] = []
-    for attempt in range(times):
-        runner = OwnRunner(
-            client, vocabulary=plan.vocabulary, rounds=times, requests=plan.requests, timeout_s=server.timeout_s
-        )
-        runner.begin(served, names=secrets.randbelow(1 << 32))
-        names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
-        results.append(runner.run(dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))))
-        if results[-1].is_over:
-            break
-    return _told(plan, results, is_forced=server.admin or not plan.admin)
-
-
-def _at(server: Server, plan: LivePlan | OwnPlan) -> Server:
-    return dataclasses.replace(server, url=plan.target, decode=plan.decode, api=plan.engine)
+    return known_answers(folder)
 
 
 def _told(plan: RoundPlan, results: list[RoundResult], *, is_forced: bool) -> Replayed:

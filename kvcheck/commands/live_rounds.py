@@ -39,7 +39,7 @@ class LiveRun(Asked):
     scenarios: tuple[str, ...]
     schedules: int | None
     requests: int | None
-    concurrency: int | None
+    concurrency: int
     required: Mapping[str, int]
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from typer.main import get_command
 
 from kvcheck import __version__
 from kvcheck.commands.command import CONTEXT, Command, write_examples
-from kvcheck.commands.settings import place_of
+from kvcheck.commands.settings import ALL_TYPED, COMMANDS_THAT_MOVED, check_settings, place_of
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
@@ -153,8 +153,6 @@ class LazyGroup(TyperGroup):
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
             return args[0], command_named(args[0]), args[1:]
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
-            from kvcheck.commands.elsewhere import COMMANDS_THAT_MOVED
-
             if (moved := COMMANDS_THAT_MOVED.get(args[0])) is not None:
                 raise UsageError(f"no command {args[0]!r}; {moved}")
             hint = did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
@@ -205,6 +203,8 @@ def _root(
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(2)
+    if ctx.invoked_subcommand in ALL_TYPED:
+        check_settings(ctx)
 
 
 def run(arguments: list[str]) -> int:
@@ -252,7 +252,9 @@ def _crashed(error: BaseException) -> int:
 
 
 def main() -> None:
-    _open_missing_streams()
+    if 1 in _open_missing_streams():
+        complain("cannot write to stdout: it is closed; expected a file or terminal that takes the output")
+        sys.exit(UsageError.exit_code)
     handler = _Interrupts()
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started us wants it ignored, as nohup does
@@ -298,8 +300,9 @@ class _Interrupts:
         raise Interrupted
 
 
-def _open_missing_streams() -> None:
-    """Open the null device for each closed stream: the next opened file would get its number."""
+def _open_missing_streams() -> list[int]:
+    """Open the null device for each closed stream: the next opened file would get its number. Returns their numbers."""
+    closed = []
     for number, mode in ((0, "r"), (1, "w"), (2, "w")):
         try:
             os.fstat(number)
@@ -309,6 +312,8 @@ def _open_missing_streams() -> None:
                 os.dup2(null, number)
             os.set_inheritable(number, True)
             setattr(sys, ("stdin", "stdout", "stderr")[number], os.fdopen(number, mode, closefd=False))
+            closed.append(number)
+    return closed
 
 
 def _reader_left() -> typer.Exit:

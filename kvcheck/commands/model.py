@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,8 @@ def make(
     size = sum((out / name).stat().st_size for name in known.files)
     made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
     say(f"{out}: {made}, digest {known.digest}")
-    say(f"next: start a server with it, such as vllm serve {out}, then kvcheck live URL --known-answers {out}")
+    folder = shlex.quote(str(out))
+    say(f"next: start a server with it, such as vllm serve {folder}, then kvcheck live URL --known-answers {folder}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

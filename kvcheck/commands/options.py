@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +35,11 @@ def heading(text: str) -> Callable[..., Any]:
     return partial(typer.Option, rich_help_panel=text)
 
 
+def _known_format(value: str) -> str:
+    check_choice("--format", value, FORMATS)
+    return value
+
+
 subject, search = heading("What is run"), heading("How much is run")
 where, results = heading("Where it runs"), heading("Results")
 
@@ -50,7 +54,7 @@ Outputs = Annotated[
     list[str] | None,
     results("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
 ]
-Format = Annotated[str, results("--format", help="What to print: text or json.")]
+Format = Annotated[str, results("--format", help="What to print: text or json.", callback=_known_format)]
 Reports = Annotated[bool, results(help="Write report.html and CSV tables beside run.json.")]
 Resume = Annotated[bool, results("--resume", help="Continue the newest interrupted run of the same plan.")]
 ConditionalFails = Annotated[
@@ -65,10 +69,6 @@ ConditionalFails = Annotated[
 def draw_seed() -> int:
     """Draw a seed for a run without one. It is printed and recorded."""
     return secrets.randbelow(1_000_000)
-
-
-def repro(argv: Sequence[str], *, seed: int | None, drawn: int) -> str:
-    return shlex.join(["kvcheck", *argv, *([] if seed is not None else ["--seed", str(drawn)])])
 
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
 from kvcheck.core.base.story import Story
 from kvcheck.core.run.plan import Plan
-
-if TYPE_CHECKING:
-    pass
 
 WORKER = "kvcheck.commands.worker"
 """The module that a process of cells or answers runs."""

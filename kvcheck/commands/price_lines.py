@@ -13,14 +13,12 @@ from kvcheck.core.report.prices import (
     ALIKE,
     SERVER,
     floor_text,
-    instead_text,
     is_alike,
     is_check,
     kind_of,
     limit_text,
-    ratio_text,
+    price_of,
     time_text,
-    verdict,
 )
 
 HEAD = f"   {'arm':<26} {'size':<14} {'takes':>9}   {'compared with':<22} {'takes':>9}   ratio (95 %)"
@@ -36,11 +34,11 @@ def price_line(row: BenchRow) -> str:
     output was right."""
     if is_check(row):
         return f"   {row.arm:<26} {row.size:<14} right, as {row.baseline}, in {counted(len(row.ratios), 'round')}"
-    told = verdict(row, None) if kind_of(row.case) == SERVER else ALIKE if is_alike(row) else None
+    price = price_of(row, None)
+    told = price.verdict if kind_of(row.case) == SERVER else ALIKE if is_alike(row) else None
     ends = (f"floor {floor_text(row)}", told, limit_text(row), "noisy" if row.status == "noisy" else None)
-    cost = ("+" if row.is_added else "") + time_text(row.us.est)
-    ratio = ("both " if row.is_added else "") + ratio_text(row.ratio)
+    cost, ratio = ("+", "both ") if row.is_added else ("", "")
     return (
-        f"   {row.arm:<26} {row.size:<14} {cost:>9}   {instead_text(row):<22} {time_text(row.baseline_us.est):>9}   "
-        f"{ratio:<21}  {'  '.join(part for part in ends if part)}"
+        f"   {row.arm:<26} {row.size:<14} {cost + price.cost:>9}   {price.instead:<22} "
+        f"{time_text(row.baseline_us.est):>9}   {ratio + price.ratio:<21}  {'  '.join(filter(None, ends))}"
     )

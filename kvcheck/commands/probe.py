@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -79,7 +78,6 @@ def probe(
 
     asked = CellRun(
         argv=ctx.obj,
-        began=time.monotonic(),
         schedules=schedules,
         min_schedules=min_schedules,
         max_time=max_time,

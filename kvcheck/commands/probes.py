@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcheck.core.base.causes import CONDITIONAL, place_of
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Finding, RunRecord, Verdict, to_plain
+from kvcheck.core.base.record import Finding, RunRecord, Verdict
 from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.run.plan import Plan
 
@@ -92,7 +92,3 @@ def reviewed_findings(record: RunRecord, findings: Sequence[Finding]) -> dict[tu
         if why is not None and finding.cell in passing:
             known.setdefault((finding.cell, why), []).append(finding)
     return known
-
-
-def engine_facts(runner: ProbeRunner | None) -> dict[str, object]:
-    return {} if runner is None else {"engine": to_plain(runner.start())}

@@ -2,7 +2,7 @@
 
 Invariants:
 - A test that uses kvcheck and judges nothing fails.
-- A failed seed is kept in pytest's cache until it passes, and runs first.
+- A seed is part of a test's id: pytest's own --lf and --ff know the failed ones.
 - One process writes the record, even if pytest has several.
 """
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kvcheck.core.run.session import Session
 
 SCENARIO = "own-code"
-KEPT = "kvcheck/failed_seeds"
 TRIAL = pytest.StashKey[Trial]()
 JUDGED = "kvcheck_judged"
 """The attribute of a test's report that carries its Outcome, as plain JSON, from a worker to the process that waits."""
@@ -52,7 +51,6 @@ class TestRunOutcome:
 
     test: str
     cell: str
-    function: str
     seed: int
     evidence: Evidence
     findings: tuple[Finding, ...]
@@ -82,15 +80,10 @@ class CheckedRun:
                 f"{metafunc.definition.nodeid}: expected @pytest.mark.{MARKER}(N) with N of 1 or more"
             )
         first: int = self.config.getoption("kvcheck_seed")
-        kept = self._kept().get(metafunc.definition.nodeid, [])
-        seeds = [*kept, *(seed for seed in range(first, first + count) if seed not in kept)]
+        seeds = range(first, first + count)
         if SEED not in metafunc.fixturenames:
             metafunc.fixturenames.append(SEED)
         metafunc.parametrize(SEED, seeds, indirect=True, ids=[f"seed{seed}" for seed in seeds])
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        kept = self._kept()
-        items.sort(key=lambda item: self.seed(item) not in kept.get(_function(item), ()))
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         out: Path | None = self.config.getoption("kvcheck_out")
@@ -151,7 +144,6 @@ class CheckedRun:
         if hasattr(self.config, "workerinput"):
             return
         self.outcomes.sort(key=lambda each: self.order.get(each.test, len(self.order)))
-        self._keep_failed()
         if self.session is not None:
             self.session.results, self.session.plan = self._results(), {"cells": self._lines()}
             for outcome in self.outcomes:
@@ -209,7 +201,6 @@ class CheckedRun:
         return TestRunOutcome(
             test=item.nodeid,
             cell=cell,
-            function=_function(item),
             seed=self.seed(item),
             evidence=made.evidence(),
             findings=tuple(replace(each, scenario=SCENARIO, shape=cell, replay=again) for each in findings),
@@ -254,28 +245,6 @@ class CheckedRun:
     def _lines(self) -> list[str]:
         cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
         return [f"{SCENARIO}:shape={quote(cell, safe='/:[]')}" for cell in cells]
-
-    def _kept(self) -> dict[str, list[int]]:
-        cache = getattr(self.config, "cache", None)
-        kept = None if cache is None else cache.get(KEPT, None)
-        return kept if isinstance(kept, dict) else {}
-
-    def _keep_failed(self) -> None:
-        cache = getattr(self.config, "cache", None)
-        if cache is None:
-            return
-        kept = {name: list(seeds) for name, seeds in self._kept().items()}
-        for each in self.outcomes:
-            seeds = kept.setdefault(each.function, [])
-            if each.findings and each.seed not in seeds:
-                seeds.append(each.seed)
-            elif not each.findings and each.reason is None and each.seed in seeds:
-                seeds.remove(each.seed)
-        cache.set(KEPT, {name: seeds for name, seeds in kept.items() if seeds})
-
-
-def _function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:

@@ -37,14 +37,14 @@ from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, RequestSender
 from kvcheck.core.run.cell import decided
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import write_text
+from kvcheck.core.run.store import make_folder, write_text
 
 
 def reference(
     url: of_server.Url,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the reference.")],
     requests: Annotated[int, of_server.sent(help="Requests to keep.")] = DEFAULT_OWN_REQUESTS,
-    concurrency: of_server.Concurrency = None,
+    concurrency: of_server.Concurrency = of_server.DEFAULT_CONCURRENCY,
     vocabulary: of_server.Vocabulary = None,
     seed: Annotated[int | None, of_server.sent(help="Integer seed. Default: one is drawn.")] = None,
     decode: of_server.Decode = None,
@@ -92,10 +92,7 @@ def _refuse_kept(folder: Path) -> None:
 def _writable(folder: Path) -> Iterator[None]:
     """Make the folder before any request, and remove a new one if nothing is kept. Raises UsageError."""
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror or error}; name another DIR") from error
+    make_folder(folder, elsewhere="name another DIR")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {folder}: it is read-only; name another DIR")
     try:

@@ -9,28 +9,27 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcheck.commands import server as of_server
-from kvcheck.commands.held import replay_held
-from kvcheck.commands.live_replay import replay_live, replay_own
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
+from kvcheck.commands.held import Replayed, replay_held
+from kvcheck.commands.live_replay import replay_sent
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
-from kvcheck.commands.replayed import Replayed
-from kvcheck.commands.targets import runner_of, target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
+from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan, OwnPlan, is_live_line, is_own_line, parse_live_line, parse_own_line
 from kvcheck.core.report.wording import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.run.plan import Plan, parse_line
@@ -50,10 +49,6 @@ def replay(
     device: Annotated[
         str | None, typer.Option(help="threads, cuda or cuda:N: delay on this device what the CPU found unordered.")
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Run one line once under torch's profiler, and write what it did when, for Perfetto."),
-    ] = None,
     out: StoredIn = DEFAULT_OUT,
     timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
     key_env: of_server.KeyEnv = None,
@@ -65,36 +60,24 @@ def replay(
 ) -> int:
     from kvcheck.core.run.runners import row_of
 
-    check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
-    if profile is not None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch
     found = [line for each in what for line in lines_of(each, out)]
-    asked = [parse_live_line(line) for line in found if is_live_line(line)]
-    own = [parse_own_line(line) for line in found if is_own_line(line)]
-    lines = [line for line in found if not (is_live_line(line) or is_own_line(line))]
+    sent: list[LivePlan | OwnPlan] = [parse_live_line(line) for line in found if is_live_line(line)]
+    sent += [parse_own_line(line) for line in found if is_own_line(line)]
+    plans = [parse_line(line) for line in found if not (is_live_line(line) or is_own_line(line))]
     server = of_server.Server(timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
-    if (asked or own) and device is not None:
+    if sent and device is not None:
         raise UsageError(f"--device {device}: a running server has its own; leave it out")
-    worst = Verdict.PASS
-    plans = [parse_line(line) for line in lines]
-    if profile is not None:
-        if not in_process and any(plan.own_target is not None for plan in plans):
-            raise UsageError("--profile: it sees this process alone; run a target of your own with --in-process")
-        return _profiled(plans, profile, is_alone=not (asked or own) and device is None and times == 1)
     for plan in plans:
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
             check_plan(each)
-    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device, plan.engine_env)):
-        for plan, done in _replayed([*group], times, device, in_process=in_process):
-            for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
-                say(line)
-            worst = Verdict.worst((worst, done.verdict))
-    plans_of_servers: list[LivePlan | OwnPlan] = [*asked, *own]
-    for sent in plans_of_servers:
-        done = replay_own(sent, times, server) if isinstance(sent, OwnPlan) else replay_live(sent, times, server)
-        for line in done.told if format_name == "text" else [done.to_json(sent, times)]:
+    worst = Verdict.PASS
+    schedules = _replayed(plans, times, device, in_process=in_process)
+    for of, done in chain[tuple[Plan | RoundPlan, Replayed]](
+        schedules, ((each, replay_sent(each, times, server)) for each in sent)
+    ):
+        for line in done.told if format_name == "text" else [done.to_json(of, times)]:
             say(line)
         worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":
@@ -103,6 +86,13 @@ def replay(
 
 
 def _replayed(
+    plans: list[Plan], times: int, device: str | None, *, in_process: bool
+) -> Iterator[tuple[Plan, Replayed]]:
+    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device, plan.engine_env)):
+        yield from _of_one_target([*group], times, device, in_process=in_process)
+
+
+def _of_one_target(
     plans: list[Plan], times: int, device: str | None, *, in_process: bool
 ) -> Iterator[tuple[Plan, Replayed]]:
     """Yield the results of one target's lines. An engine that does not start makes them UNKNOWN."""
@@ -119,22 +109,6 @@ def _replayed(
             return
         for plan in plans:
             yield plan, _replay(plan, times, engine, in_process=in_process)
-
-
-def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
-    from kvcheck.core.stress.profiled import profile
-
-    if not is_alone or len(plans) != 1 or not plans[0].is_in_process:
-        raise UsageError("--profile: expected one line of one process, without --times and --device")
-    (plan,) = plans
-    check_plan(plan)
-    outcome = profile(runner_of(plan), plan, path)
-    first = unconditional_first(outcome.findings)[:1]
-    text = "".join(f"{each.code} {each.message}" for each in first) or "no finding"
-    say(f" {outcome.verdict.value.upper()}  {plan.cell}: {text}")
-    say(f" profile {path}  open it at ui.perfetto.dev")
-    say(f" exit {outcome.verdict.exit_code}")
-    return outcome.verdict.exit_code
 
 
 def _on_device(plan: Plan, device: str) -> Plan:

@@ -8,8 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -24,15 +24,14 @@ from kvcheck.core.report import COMPARISON_WRITERS, ENDINGS, STDOUT, WRITERS, de
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.run.store import check_writable, find_run, make_folder
 
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The variable that names the file of a GitHub Actions step's summary; only -o github=- appends to it."""
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ReportJob:
-    record: RunRecord
-    format_name: str
-    path: Path
+Job = tuple[RunRecord, str, Path]
+"""A record, a format and a path."""
 
 
 def report(
@@ -62,16 +61,16 @@ def report(
     jobs = _jobs(records, apart) if outputs else _beside(records)
     for folder in {path for _, path in apart if path != STDOUT} if len(records) > 1 else ():
         make_folder(folder)
-    check_jobs([(job.format_name, job.path) for job in jobs] + joint, sources=found)
+    check_outputs([(format_name, path) for _, format_name, path in jobs] + joint, sources=found)
     if joint:
         _compare(records, joint)
-    for job in jobs:
-        if job.path == STDOUT:
-            if problem := _tell_github(job.record):
+    for record, format_name, path in jobs:
+        if path == STDOUT:
+            if problem := _tell_github(record):
                 warn(problem)
             continue
-        loaded(WRITERS, job.format_name)(job.record, job.path)
-        say(str(job.path))
+        loaded(WRITERS, format_name)(record, path)
+        say(str(path))
 
 
 def parse_outputs(
@@ -100,8 +99,17 @@ def _compare(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Pat
         say(str(path))
 
 
-def check_outputs(outputs: list[tuple[str, Path]]) -> None:
-    _refuse_collisions(outputs)
+def check_outputs(outputs: list[tuple[str, Path]], sources: Sequence[Path] = ()) -> None:
+    """Raise UsageError or UnknownVerdict unless each report can be written, to a path of its own and over no record."""
+    records, taken = {path.resolve() for path in sources}, set[Path]()
+    for format_name, path in outputs:
+        files = {file.resolve() for file in destinations(format_name, path)}
+        if files & records:
+            raise UsageError(f"-o {format_name}={path}: expected another file than the record it is made from")
+        above = {parent for file in taken for parent in file.parents}
+        if files & (taken | above) or any(parent in taken for file in files for parent in file.parents):
+            raise UsageError(f"two reports would be written to {path}; expected a path for each")
+        taken |= files
     for format_name, path in outputs:
         writers: Registry[Any] = WRITERS if format_name in WRITERS.names() else COMPARISON_WRITERS
         loaded(writers, format_name)
@@ -116,17 +124,16 @@ def write_reports(
 
     Return the page's path, if any, and the reasons for failed reports, which leave the others as they are.
     """
-    jobs = [ReportJob(record, format_name, path) for format_name, path in outputs]
-    if beside:
-        jobs += _beside([(folder / "run.json", record)])
+    jobs: list[Job] = [(record, format_name, path) for format_name, path in outputs]
+    jobs += _beside([(folder / "run.json", record)]) if beside else []
     page = None
     problems = []
-    for job in jobs:
-        problem = report_problem(WRITERS, job.format_name, job.record, job.path)
+    for _, format_name, path in jobs:
+        problem = report_problem(WRITERS, format_name, record, path)
         if problem is not None:
             problems.append(problem)
-        elif job.format_name == "html":
-            page = str(job.path)
+        elif format_name == "html":
+            page = str(path)
     return page, tuple(problems)
 
 
@@ -149,10 +156,23 @@ def report_problem(
 
 
 def _tell_github(subject: object) -> str | None:
-    from kvcheck.commands.step_summary import tell_github
+    """Print workflow commands and append the step's summary. Return why there is no summary, or None."""
+    from kvcheck.core.report.ci.outcome import outcome_of
+    from kvcheck.core.report.ci.to_github import summary, workflow_commands
 
     assert isinstance(subject, (RunRecord, GateResult)), "a comparison has no format github"
-    return tell_github(subject)
+    outcome = outcome_of(subject)
+    for line in workflow_commands(outcome):
+        say(line)
+    path = os.environ.get(SUMMARY)
+    if not path:
+        return f"{SUMMARY} is not set, so there is no step summary"
+    try:
+        with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(summary(outcome))
+    except OSError as error:
+        return f"no step summary at {path}: {error.strerror or error}"
+    return None
 
 
 def loaded(writers: Registry[T], format_name: str) -> T:
@@ -175,17 +195,15 @@ def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
     return format_name, Path(path)
 
 
-def _beside(records: list[tuple[Path, RunRecord]]) -> list[ReportJob]:
-    jobs = []
-    for path, record in records:
-        jobs.append(ReportJob(record, "html", path.parent / "report.html"))
-        jobs.append(ReportJob(record, "csv", path.parent))
-    return jobs
+def _beside(records: list[tuple[Path, RunRecord]]) -> list[Job]:
+    """The page and the tables beside run.json."""
+    names = (("html", "report.html"), ("csv", ""))
+    return [(record, format_name, path.parent / name) for path, record in records for format_name, name in names]
 
 
-def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]) -> list[ReportJob]:
+def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]) -> list[Job]:
     if len(records) == 1:
-        return [ReportJob(records[0][1], format_name, path) for format_name, path in outputs]
+        return [(records[0][1], format_name, path) for format_name, path in outputs]
     for format_name, path in outputs:
         if path != STDOUT and (path.is_file() or path.name.lower().endswith(_ending(format_name))):
             raise UsageError(
@@ -193,7 +211,7 @@ def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]
                 f"try -o {format_name}={path.parent / format_name}"
             )
     return [
-        ReportJob(record, format_name, path if path == STDOUT else path / f"{record.run_id}{_ending(format_name)}")
+        (record, format_name, path if path == STDOUT else path / f"{record.run_id}{_ending(format_name)}")
         for _, record in records
         for format_name, path in outputs
     ]
@@ -201,23 +219,3 @@ def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]
 
 def _ending(format_name: str) -> str:
     return f".{ENDINGS.get(format_name, format_name)}"
-
-
-def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
-    """Raise UsageError or UnknownVerdict unless each report can be written and overwrites no record."""
-    records = {path.resolve() for path in sources}
-    for format_name, path in outputs:
-        for file in destinations(format_name, path):
-            if file.resolve() in records:
-                raise UsageError(f"-o {format_name}={path}: expected another file than the record it is made from")
-    check_outputs(outputs)
-
-
-def _refuse_collisions(outputs: list[tuple[str, Path]]) -> None:
-    taken: set[Path] = set()
-    for format_name, path in outputs:
-        files = {file.resolve() for file in destinations(format_name, path)}
-        above = {parent for file in taken for parent in file.parents}
-        if files & (taken | above) or any(parent in taken for file in files for parent in file.parents):
-            raise UsageError(f"two reports would be written to {path}; expected a path for each")
-        taken |= files

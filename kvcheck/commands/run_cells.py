@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from kvcheck.commands import worker
 from kvcheck.commands.asked import Asked
 from kvcheck.commands.options import check_positive, identity
-from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
-from kvcheck.commands.stories import look_for_smaller, tell_stories
+from kvcheck.commands.probes import pass_lines, plan_facts, split_absent
+from kvcheck.commands.stories import explain_findings
 from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record, to_plain
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.run.cell import ScheduleCell
@@ -112,7 +112,7 @@ def run_cells(
         plan["answers_within"] = asked.within
     about = identity(base.trace, engine, own=base.own_target)
     session = asked.session(drawn=base.seed, plan=plan, resumes=True)
-    session.facts, session.identity = engine_facts(engine), about
+    session.facts, session.identity = {} if engine is None else {"engine": to_plain(engine.start())}, about
     # On a device processes would take turns, and a lane that one of them holds is held for its turn only.
     workers = asked.jobs or (1 if row.is_alone or base.on_device else min(len(plans), Session.cpus()))
     _plan_cells(asked, session, plans, wanted, asked.min_schedules)
@@ -132,14 +132,14 @@ def run_cells(
 
 def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, interrupted: bool) -> None:
     if not interrupted:
-        with session.ticking():
-            tell_stories(session, max_time)
-            look_for_smaller(session, max_time)
+        explain_findings(session, max_time)
     is_found = any(cell.findings for cell in session.cells.values())
     for line in unfound_mutant(mutant, is_found=is_found):
         session.warnings.append(line)
         for cell in session.cells.values():
             cell.reason = cell.reason or line
+    for cell in session.cells.values():
+        if mutant is not None and cell.told is None and cell.evidence.schedules:
             _tell_cell(session, cell)
 
 
@@ -242,11 +242,11 @@ def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
     if report.is_left:
         return
     session.take(cell, report)
-    if report.evidence is not None:
-        if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
-            _tell_cell(session, cell)
-        return
-    _tell_cell(session, cell)
+    is_pass = cell.result().verdict is Verdict.PASS
+    if is_pass and cell.plan.mutant is not None:
+        return  # it is a pass once a cell has found the mutant: see _tell_end
+    if report.evidence is None or (is_pass and cell.told is None and not cell.findings):
+        _tell_cell(session, cell)
 
 
 def _tell_cell(session: Session, cell: ScheduleCell) -> None:
@@ -276,9 +276,10 @@ def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
 
 def _resume(session: Session, out: Path) -> None:
     """Take over cells of the newest interrupted run of the same plan and code."""
-    is_refused = False
+    is_refused, unlike = False, None
     for record in earlier_runs(session, out):
         if record.complete or record.plan != session.plan:
+            unlike = unlike or (None if record.complete else record)
             continue
         if other := not_gone_on_with(record, session):
             note(session, f"--resume skips run {record.run_id}, which {other}")
@@ -298,8 +299,17 @@ def _resume(session: Session, out: Path) -> None:
     if is_refused:
         session.say("resuming nothing: all cells start anew")
         return
+    raise nothing_to_resume(session, out, unlike)
+
+
+def nothing_to_resume(session: Session, out: Path, unlike: RunRecord | None) -> UsageError:
+    """Remove the folder of the run. unlike: the newest interrupted run of another plan."""
     session.withdraw()
-    raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
+    if unlike is None:
+        return UsageError(f"--resume: no interrupted run in {out}; leave --resume out to begin one")
+    return UsageError(
+        f"--resume: no interrupted run of this plan and seed; the newest in {out}: {unlike.repro} --resume"
+    )
 
 
 def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,10 +21,10 @@ from typing import TYPE_CHECKING
 from kvcheck.commands import worker
 from kvcheck.commands.options import identity
 from kvcheck.commands.probes import plan_facts
-from kvcheck.commands.run_cells import CellRun, earlier_runs, not_gone_on_with, note
-from kvcheck.commands.stories import look_for_smaller, tell_stories
+from kvcheck.commands.run_cells import CellRun, earlier_runs, not_gone_on_with, note, nothing_to_resume
+from kvcheck.commands.stories import explain_findings
 from kvcheck.commands.targets import unfound_mutant
-from kvcheck.commands.terminal import Terminal, cell_lines, complain
+from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.seeds import parse_seeds, parse_shard
@@ -118,10 +117,8 @@ class _SeedsRun:
         first = plan.cells[0]
         about = identity(own=first.own_target)
         self._seeds = f"{many.all[0]}-{many.all[-1]}"
-        self.session = Session(
-            argv=[*asked.argv],
-            repro=shlex.join(["kvcheck", *(word for word in asked.argv if word != "--resume")]),
-            seed=first.seed,
+        self.session = asked.session(
+            drawn=first.seed,
             plan={
                 LIMIT: asked.max_time,
                 "seeds": self._seeds,
@@ -130,9 +127,8 @@ class _SeedsRun:
                 **({} if plan.within is None else {"answers_within": plan.within}),
                 **plan_facts([*plan.cells]),
             },
-            out=asked.out,
-            teller=Terminal(is_quiet=asked.format_name == "json"),
             resumes=True,
+            names_seed=False,
         )
         self.session.identity = about
         self.session.warnings += row_of(first).untried(first, plan.cells)
@@ -145,9 +141,10 @@ class _SeedsRun:
         from kvcheck.core.stress.seeds.batches import append, read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
 
-        session = self.session
+        session, unlike = self.session, None
         for record in earlier_runs(session, out):
             if record.plan | {LIMIT: None} != session.plan | {LIMIT: None}:
+                unlike = unlike or (None if record.complete else record)
                 continue
             try:
                 if other := not_gone_on_with(record, session):
@@ -163,8 +160,7 @@ class _SeedsRun:
             self._tally, self._done = Tally(self._plan, kept), frozenset(each.line for each in kept)
             session.say(f"resuming {record.run_id}: {counted(len(kept), 'batch')} done")
             return
-        session.withdraw()
-        raise UsageError(f"--resume: no run with this plan under {out}; leave --resume out to begin one")
+        raise nothing_to_resume(session, out, unlike)
 
     def print_head(self) -> None:
         session, shard = self.session, self.session.plan["shard"]
@@ -213,9 +209,7 @@ class _SeedsRun:
         session.warnings += [*unfound, *sorted(tally.notes)]
         self._save(missing=next(iter(unfound), None))
         if not interrupted:
-            with session.ticking():
-                tell_stories(session, max_time_s)
-                look_for_smaller(session, max_time_s)
+            explain_findings(session, max_time_s)
         for row in session.results:
             for line in cell_lines(row, session.findings):
                 session.say(line)

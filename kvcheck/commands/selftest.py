@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcheck.commands import worker
-from kvcheck.commands.closing import close
+from kvcheck.commands.asked import Asked
 from kvcheck.commands.options import (
     DEFAULT_OUT,
-    FORMATS,
     Format,
     Out,
     Outputs,
     Reports,
     Seed,
-    check_choice,
     check_plan,
     check_positive,
     draw_seed,
-    repro,
 )
-from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.targets import target_of
-from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.run.plan import Plan
-from kvcheck.core.run.session import Session
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
 
 if TYPE_CHECKING:
@@ -52,33 +45,32 @@ def selftest(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    check_choice("--format", format_name, FORMATS)
     from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
+    asked = Asked(
+        argv=ctx.obj,
+        seed=seed,
+        max_time=max_time,
+        out=out,
+        output=output,
+        format_name=format_name,
+        reports=reports,
+    )
     check_positive("--schedules", schedules)
-    check_positive("--max-time", max_time)
-    outputs = parse_outputs(output, format_name)
     chosen = [mutant(name) for name in mutants or MUTANTS]
     if device != "cpu":
         chosen = timed_mutants(chosen, device, are_named=bool(mutants))
-        first = Plan(scenario=chosen[0].scenario, shape=chosen[0].shape)
-        check_plan(dataclasses.replace(first, backend=kind_of(device), device=device, strategy="delay"))
-    check_outputs(outputs)
+        plan_of_first = Plan(scenario=chosen[0].scenario, shape=chosen[0].shape)
+        check_plan(dataclasses.replace(plan_of_first, backend=kind_of(device), device=device, strategy="delay"))
+    asked.check_places()
     drawn = draw_seed() if seed is None else seed
-    session = Session(
-        argv=[*ctx.obj],
-        repro=repro(ctx.obj, seed=seed, drawn=drawn),
-        seed=drawn,
-        plan={"schedules": schedules, "mutants": [each.name for each in chosen], "device": device},
-        out=out,
-        teller=Terminal(is_quiet=format_name == "json"),
-    )
+    plan = {"schedules": schedules, "mutants": [each.name for each in chosen], "device": device}
+    session = asked.session(drawn=drawn, plan=plan)
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
     interrupted = False
-    until = None if max_time is None else time.monotonic() - session.elapsed_s + max_time
-    asked = MutantTask(schedules=schedules, device=device, until=until, max_time_s=max_time or 0.0)
-    tasks = [dataclasses.replace(asked, mutant=each.name, line=_line(each, drawn)) for each in chosen]
+    first = MutantTask(schedules=schedules, device=device, until=asked.until, max_time_s=max_time or 0.0)
+    tasks = [dataclasses.replace(first, mutant=each.name, line=_line(each, drawn)) for each in chosen]
     results = _results(tasks, is_apart=kind_of(device) == "cuda")
     try:
         for task in tasks:
@@ -92,7 +84,7 @@ def selftest(
         interrupted = True
     finally:
         results.close()
-    return close(session, outputs, reports=reports, interrupted=interrupted)
+    return asked.close(session, interrupted=interrupted)
 
 
 def _line(mutant: Mutant, seed: int) -> str:

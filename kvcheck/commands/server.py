@@ -54,7 +54,7 @@ Api = Annotated[str | None, reached(help="sglang, vllm, llamacpp or openai. Defa
 Metrics = Annotated[
     list[str] | None, reached(metavar="URL", help="Metrics of the server, repeatable. Default: its own /metrics.")
 ]
-Concurrency = Annotated[int | None, sent(help=f"Requests at a time. Default: {DEFAULT_CONCURRENCY}.")]
+Concurrency = Annotated[int, sent(help="Requests at a time.")]
 Timeout = Annotated[float, reached(help="Seconds of silence after which a request to a server is given up.")]
 KeyEnv = Annotated[
     str | None, reached(metavar="NAME", help="Environment variable with the server's API key. It is not recorded.")
@@ -123,13 +123,10 @@ class Server:
         return dataclasses.replace(served, facts=facts, **texts)  # type: ignore[arg-type]
 
     def connected(
-        self, *, requests: int | None, concurrency: int | None, vocabulary: int | None, seed: int | None
+        self, *, requests: int | None, concurrency: int, vocabulary: int | None, seed: int | None
     ) -> tuple[Client, Served, OwnPlan]:
         """Return the client of an own model, and the plan that all rounds share. Raises UsageError."""
-        sizes = {
-            "requests": DEFAULT_OWN_REQUESTS if requests is None else requests,
-            "concurrency": DEFAULT_CONCURRENCY if concurrency is None else concurrency,
-        }
+        sizes = {"requests": requests or DEFAULT_OWN_REQUESTS, "concurrency": concurrency}
         check_sizes(**sizes)
         client = self.client(None)
         served = self.describe(client)

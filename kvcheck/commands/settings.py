@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,85 @@ CONFIG = f"{PREFIX}CONFIG"
 """Variable with the path of the file; empty: none is read."""
 PERSONAL = frozenset({"admin", "allow-remote", "key-env"})
 """Options that no file may set: the user of the command alone decides on their risks."""
+ALL_TYPED = frozenset({"model", "baseline"})
+"""Commands with subcommands read no settings."""
+COMMANDS_THAT_MOVED = {
+    "run": "schedules are run by kvcheck stress",
+    "campaign": "many seeds are run by kvcheck stress --seeds A-B",
+    "engine-env": "environments are made by kvcheck env ENGINE==VERSION DIR",
+    "reference": "answers of a server are kept by kvcheck model reference URL DIR",
+    "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
+    "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
+}
+"""Former commands of kvcheck, and names that people try, with today's command."""
 PLACE = "kvcheck.settings"
 """Key of the file and its table in the context."""
 
 
 def read_settings(ctx: Any) -> None:
+    """Set the variables and defaults of a command's options. Raises UsageError."""
     options = {_name(each): each for each in ctx.command.params if each.param_type_name == "option"}
-    commands = ctx.parent.command.list_commands(ctx.parent)
     for name, option in options.items():
         option.envvar, option.show_envvar = f"{_prefix(ctx.info_name)}{name.upper().replace('-', '_')}", False
-    _check_variables(ctx.info_name, options, commands)
-    path = _file(ctx.parent.params["config"])
-    if path is not None:
-        table, values = _table_of(path, ctx.info_name, commands)
-        place = ctx.meta[PLACE] = f"{path}: [{table}]"
-        for name in values:
-            if name not in options:
-                raise UsageError(_unknown(f"{place} {name}", ctx.info_name, name, options))
-        ctx.default_map = {
-            options[name].name: _value(value, options[name], f"{place} {name}") for name, value in values.items()
-        }
+    for variable in _variables(ctx.parent).get(ctx.info_name, ()):
+        if variable not in (option.envvar for option in options.values()):
+            name = variable.removeprefix(_prefix(ctx.info_name)).lower().replace("_", "-")
+            raise UsageError(_unknown(variable, ctx.info_name, name, options))
+    path, tables = tables_set(ctx.parent)
+    values = tables.get(ctx.info_name, {})
+    place = ctx.meta[PLACE] = f"{path}: [{_table(path, ctx.info_name)}]"
+    for name in values:
+        if name not in options:
+            raise UsageError(_unknown(f"{place} {name}", ctx.info_name, name, options))
+    ctx.default_map = {
+        options[name].name: _value(value, options[name], f"{place} {name}") for name, value in values.items()
+    }
+
+
+def tables_set(root: Any) -> tuple[Path, dict[str, dict[str, object]]]:
+    """Return the settings file and its options by command. Raises UsageError for a wrong name in any table."""
+    path = _file(root.params["config"])
+    if path is None:
+        return Path(), {}
+    found: dict[str, dict[str, object]] = {}
+    for name, table in (_tables(path) or {}).items():
+        place = f"{path}: [{_table(path, name)}]"
+        command = _command(name, place, root)
+        if not isinstance(table, dict):
+            raise UsageError(f"{path}: {_table(path, name)}: expected a table, [{_table(path, name)}], got {table!r}")
+        found[command] = {key.replace("_", "-"): value for key, value in table.items()}
+        if personal := sorted(PERSONAL & {*found[command]}):
+            raise UsageError(f"{place} {personal[0]}: no file may set it; type --{personal[0]} on the command line")
+    return path, found
+
+
+def check_settings(root: Any) -> None:
+    """Raise UsageError for a setting of no command, or of one that reads none."""
+    _variables(root)
+    tables_set(root)
+
+
+def _variables(root: Any) -> dict[str, list[str]]:
+    """Return the variables of each command."""
+    commands = sorted(root.command.list_commands(root), key=len, reverse=True)  # bench serve before bench
+    found: dict[str, list[str]] = {}
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and variable != CONFIG:
+            command = next((each for each in commands if variable.startswith(_prefix(each))), None)
+            word = variable.removeprefix(PREFIX).partition("_")[0].lower() if command is None else command
+            found.setdefault(_command(word.replace(" ", "-"), variable, root), []).append(variable)
+    return found
+
+
+def _command(name: str, place: str, root: Any) -> str:
+    """Return the command of a table or variable. Raises UsageError for none, and for one whose options are typed."""
+    known: dict[str, str] = {each.replace(" ", "-"): each for each in root.command.list_commands(root)}
+    if name in ALL_TYPED:
+        raise UsageError(f"{place}: options of kvcheck {name} are only typed; leave it out")
+    if name not in known:
+        moved = COMMANDS_THAT_MOVED.get(name)
+        raise UsageError(f"{place}: no command {name!r}{f'; {moved}' if moved else did_you_mean(name, known)}")
+    return str(known[name])
 
 
 def words_set(ctx: Any) -> list[str]:
@@ -79,16 +138,6 @@ def _prefix(command: str) -> str:
     return f"{PREFIX}{command.upper().replace('-', '_').replace(' ', '_')}_"
 
 
-def _check_variables(command: str, options: Mapping[str, Any], commands: Collection[str]) -> None:
-    begins = _prefix(command)
-    longer = tuple(_prefix(each) for each in commands if each.startswith(f"{command} "))
-    known = {option.envvar for option in options.values()}
-    for variable in sorted(os.environ):
-        if variable.startswith(begins) and variable not in known and not variable.startswith(longer or ("\n",)):
-            name = variable.removeprefix(begins).lower().replace("_", "-")
-            raise UsageError(_unknown(variable, command, name, options))
-
-
 def _unknown(place: str, command: str, name: str, options: Collection[str]) -> str:
     return f"{place}: kvcheck {command} has no option --{name}{did_you_mean(name, options)}"
 
@@ -119,24 +168,8 @@ def _file(named: str | None) -> Path | None:
     return next((path for path in files if path.is_file() and _tables(path) is not None), None)
 
 
-def _table_of(path: Path, command: str, commands: Collection[str]) -> tuple[str, dict[str, object]]:
-    """Return name and options of a command's table: under [tool.kvcheck] in a pyproject.toml, else at the top. Raise
-    UsageError for a forbidden entry of any table."""
-    before = ".".join((*TABLE, "")) if path.name == FILE_NAME else ""
-    known = {each.replace(" ", "-"): each for each in commands}
-    own: dict[str, object] = {}
-    for name, table in (_tables(path) or {}).items():
-        if name not in known:
-            raise UsageError(f"{path}: [{before}{name}]: kvcheck has no such command{did_you_mean(name, known)}")
-        if not isinstance(table, dict):
-            raise UsageError(f"{path}: {before}{name}: expected a table, [{before}{name}], got {table!r}")
-        options = {key.replace("_", "-"): value for key, value in table.items()}
-        if personal := sorted(PERSONAL & {*options}):
-            place = f"{path}: [{before}{name}] {personal[0]}"
-            raise UsageError(f"{place}: no file may set it; type --{personal[0]} on the command line")
-        if known[name] == command:
-            own = options
-    return f"{before}{command.replace(' ', '-')}", own
+def _table(path: Path, command: str) -> str:
+    return ".".join((*(TABLE if path.name == FILE_NAME else ()), command.replace(" ", "-")))
 
 
 def _tables(path: Path) -> dict[str, Any] | None:

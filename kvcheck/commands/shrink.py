@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands import own_target
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
 from kvcheck.commands.replay import lines_of
 from kvcheck.commands.targets import runner_of
 from kvcheck.commands.terminal import say
@@ -35,7 +35,6 @@ def shrink(
     format_name: Format = "text",
     out: StoredIn = DEFAULT_OUT,
 ) -> int:
-    check_choice("--format", format_name, FORMATS)
     check_positive("--runs", runs)
     plan = _plan(what, lines_of(what, out, is_smaller_better=True))
     from kvcheck.core.run.runners import row_of

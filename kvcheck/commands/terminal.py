@@ -20,26 +20,13 @@ import typer
 
 from kvcheck.commands.probes import reviewed_findings
 from kvcheck.core.base.causes import Bug, bugs
-from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict, to_plain
-from kvcheck.core.base.server_facts import SERVE_CASES, TOKEN, is_requirement, server_of
+from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.prices import is_check, is_enough
-from kvcheck.core.report.story_text import show_line
-from kvcheck.core.report.wording import (
-    conditional_text,
-    coverage_text,
-    observed_texts,
-    proof_line,
-    replay_line,
-    rounds_word,
-    seen_text,
-    small_line,
-    wait_text,
-    whole_proof_line,
-    whose_text,
-)
+from kvcheck.core.report.view import cause_view, verdicts_text, work_counts
+from kvcheck.core.report.wording import conditional_text, coverage_text, observed_texts, rounds_word
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -188,8 +175,7 @@ def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[st
     else:
         if evidence.traces is not None and evidence.traces < row.schedules:
             counts.append(f"{evidence.traces:,} of them distinct")
-        counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
-        counts.append(counted(sum(evidence.words_verified.values()), "word"))
+        counts += [*_counts(evidence), counted(sum(evidence.words_verified.values()), "word")]
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
     seconds = [] if row.id in SERVE_CASES else [f"{row.duration_s:.1f}s"]
     marks = [text] if (text := conditional_text(row.id, findings)) else []
@@ -199,31 +185,19 @@ def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[st
     return [line, *why, *tried]
 
 
-def _retract_counts(evidence: Evidence) -> list[str]:
-    rows = (
-        ("retraction", evidence.retractions),
-        ("resume", evidence.resumes),
-    )
-    counts = [counted(value, noun) for noun, value in rows if value is not None]
-    return counts + ([] if evidence.foreign_reuses is None else [f"{evidence.foreign_reuses} into reused pages"])
-
-
-def _pair_counts(evidence: Evidence) -> list[str]:
+def _counts(evidence: Evidence) -> list[str]:
+    """Short counts of a cache with lookups, or of retractions and transfers."""
+    if evidence.lookups:
+        wanted = evidence.pages_wanted
+        hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
+        rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
+        evictions = f"{evidence.device_evictions or 0}+{evidence.host_evictions or 0} evictions"
+        return [counted(evidence.loads or 0, "load"), evictions, f"hits {rates} %"]
     sealed = evidence.words_verified.get("sealed", 0) * 8
-    if not sealed:
-        return []
-    return [counted(evidence.transfers or 0, "transfer"), f"{sealed:,} bytes sealed", *_retract_counts(evidence)]
-
-
-def _cache_counts(evidence: Evidence) -> list[str]:
-    wanted = evidence.pages_wanted or 0
-    hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
-    rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
-    return [
-        counted(evidence.loads or 0, "load"),
-        f"{evidence.device_evictions or 0}+{evidence.host_evictions or 0} evictions",
-        f"hits {rates} %",
-    ]
+    counts = [counted(evidence.transfers or 0, "transfer"), f"{sealed:,} bytes sealed"] if sealed else []
+    named = (("retraction", evidence.retractions), ("resume", evidence.resumes))
+    counts += [counted(value, noun) for noun, value in named if value is not None]
+    return counts + ([] if evidence.foreign_reuses is None else [f"{evidence.foreign_reuses} into reused pages"])
 
 
 def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
@@ -231,36 +205,10 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
 
     record: of the run that stores both; None: lines are whole and without a story.
     """
-    finding = bug.cause
-    known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
-    title = known.title if known else "unknown code"
-    where = [
-        f"{name} {value}"
-        for name, value in (("layer", finding.layer), ("page", finding.page), ("row", finding.row))
-        if value is not None
-    ]
-    lines = [f" {number}  {finding.code} {title}   {finding.cell}   (oracle {finding.oracle})"]
-    if finding.buffer is not None or where:
-        lines.append(f"    where   {'  '.join([finding.buffer or '', *where]).strip()}")
-    if finding.seen_request is not None:
-        lines.append(f"    whose   {whose_text(finding)}")
-    if finding.condition is not None:
-        lines.append(f"    only if {finding.condition}; conditional: it fails a run with --fail-on-conditional")
-    lines.append(f"    what    {finding.message}")
-    if len(bug.findings) > 1:
-        lines.append(f"    seen    {seen_text(bug)}")
-    lines.append(f"    repro   {finding.replay if record is None else replay_line(record, finding)}")
-    if small := small_line(finding):
-        lines.append(f"    small   {small}")
-    if wait := wait_text(finding):
-        lines.append(f"    wait    {wait}")
-    proved = next((each for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
-    if proved is not None:
-        lines.append(f"    proof   {(proved.minimal or {})['confirmed']}")
-        lines.append(f"            {whole_proof_line(proved) if record is None else proof_line(record, proved)}")
-    told = None if record is None else show_line(record, finding)
-    lines += [] if told is None else [f"    story   {told}"]
-    return [*lines, f"    more    kvcheck explain {finding.code}"]
+    cause = cause_view(number, bug, record)
+    finding = cause.finding
+    head = f" {number}  {finding.code} {cause.title}   {finding.cell}   (oracle {finding.oracle})"
+    return [head, *(f"    {label:<8}{text}" for label, text in cause.facts.items())]
 
 
 def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
@@ -283,32 +231,18 @@ def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = Non
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
-    counts: dict[Verdict, int] = {}
-    for verdict in (*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)):
-        counts[verdict] = counts.get(verdict, 0) + 1
-    parts = [
-        f"{counts[verdict]} {word}"
-        for verdict, word in ((Verdict.PASS, "passed"), (Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"))
-        if verdict in counts
-    ]
-    conditional = sum(finding.condition is not None for finding in record.findings)
-    if conditional:
+    parts = [verdicts_text([*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)])]
+    if conditional := sum(finding.condition is not None for finding in record.findings):
         parts.append(counted(conditional, "conditional finding"))
     state = "" if record.complete else "   (interrupted: partial)"
-    work = f"{counted(record.evidence.schedules, 'schedule')}, {counted(record.evidence.events, 'event')}"
-    if server_of(record) is not None:
-        done = record.evidence
-        tokens = counted(done.observed.get(TOKEN, 0), "token")
-        work = f"{counted(done.schedules, 'round')}, {counted(done.requests, 'request')}, {tokens} judged"
-    if record.mutants and not record.scenarios:
-        work = counted(sum(row.schedules for row in record.mutants), "schedule")
+    work = ", ".join(counted(count, noun) for count, noun in work_counts(record))
     if record.bench:
         usable = sum(map(is_enough, record.bench))
         least = min(len(row.ratios) for row in record.bench)
         what = "checked" if any(map(is_check, record.bench)) else "with a price"
         work = f"{usable} of {counted(len(record.bench), 'row')} {what}, rounds: {least} or more"
     return [
-        f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
+        f" {record.verdict.value.upper()}  {', '.join(filter(None, parts)) or 'nothing was judged'}   "
         f"{work}   {record.duration_s:.1f}s{state}"
     ]
 

@@ -13,19 +13,23 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from types import FrameType
 
+from kvcheck.commands.own_target import OWN, Tell
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import complain
 from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble, text_of
+from kvcheck.core.base.record import Finding, to_plain, value_from
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.run.turns import Report
 
 
@@ -57,17 +61,61 @@ def main() -> int:
 
 
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
-    from kvcheck.commands import held, own_answers, own_target
+    from kvcheck.commands import held
     from kvcheck.core.stress import mutant_trials
     from kvcheck.core.stress.seeds import batches
 
     answers: dict[str, Callable[[str], str]] = {
         held.HELD: held.answered,
-        own_target.OWN: partial(own_answers.answered, say=say),
+        OWN: partial(_answered, say=say),
         mutant_trials.MUTANTS: partial(mutant_trials.answered, target_of=target_of),
         batches.BATCHES: partial(batches.answered, target_of=target_of, say=say),
     }
     yield from map(answers[kind], sys.stdin)
+
+
+def _answered(text: str, say: Callable[[str], None]) -> str:
+    what, given = json.loads(text)
+    answer = QUESTIONS[what](lambda row: say(json.dumps({"told": to_plain(row)})), **given)
+    return json.dumps({"answer": answer})
+
+
+def _identity(tell: Tell, *, name: str) -> str:
+    from kvcheck.core.stress.targets.own import own_identity
+
+    return own_identity(name)
+
+
+def _stories(tell: Tell, *, findings: list[object], until: float) -> None:
+    from kvcheck.core.stress.stories import stories as made
+
+    for row in made(_findings(findings), target_of, until=until).items():
+        tell(row)
+
+
+def _smaller(tell: Tell, *, findings: list[object], until: float) -> None:
+    from kvcheck.core.stress.smaller import smaller as found
+
+    for row in found(_findings(findings), target_of, until=until):
+        tell(row)
+
+
+def _shrink(tell: Tell, *, line: str, runs: int, is_text: bool) -> str:
+    from kvcheck.commands.shrink import search
+
+    return search(parse_line(line), runs, tell, is_text=is_text).value
+
+
+def _findings(rows: list[object]) -> list[Finding]:
+    return [value_from(Finding, row, "finding") for row in rows]
+
+
+QUESTIONS: Mapping[str, Callable[..., object]] = {
+    "identity": _identity,
+    "stories": _stories,
+    "smaller": _smaller,
+    "shrink": _shrink,
+}
 
 
 def ran(text: str) -> str:

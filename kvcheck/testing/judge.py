@@ -62,29 +62,13 @@ class RowJudge:
         message: str,
         held: Buffer | None,
         wrong: WrongRow | None = None,
-        *,
-        row: int | None = None,
-        request: int | None = None,
-        seen_request: int | None = None,
-        lane: str | None = None,
-        condition: str | None = None,
+        **more: object,
     ) -> None:
-        """Add a finding. lane: the reader. condition: as in Finding."""
-        found = Finding(
-            code=code,
-            oracle=oracle,
-            message=message,
-            tier="device",
-            buffer=None if held is None else held.name,
-            layer=None if held is None else held.layer,
-            row=row,
-            request=request,
-            seen_request=wrong.seen_request if seen_request is None and wrong is not None else seen_request,
-            lane=lane,
-            minimal=None if wrong is None else wrong.minimal,
-            condition=condition,
-        )
-        self.findings.append(found)
+        """Add a finding. more: further fields of Finding."""
+        place = {} if held is None else {"buffer": held.name, "layer": held.layer}
+        seen = {} if wrong is None else {"seen_request": wrong.seen_request, "minimal": wrong.minimal}
+        fields = {**place, **seen, **more}
+        self.findings.append(Finding(code=code, oracle=oracle, message=message, tier="device", **fields))  # type: ignore[arg-type]
 
     def _wrong(
         self, held: Buffer, seen: torch.Tensor, wanted: torch.Tensor, owner: Owner, at: int, rows: int

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
-from kvcheck.testing.buffers import Buffer, Pool, RowUnits
-from kvcheck.testing.failures import NotJudged
+from kvcheck.core.probes.frame.stubs import replaced
+from kvcheck.testing.buffers import Buffer, Pool
 from kvcheck.testing.host_memory import Saving, storage_of
-from kvcheck.testing.judge import RowJudge, WrongRow
-from kvcheck.testing.plan import NEXT, SAVED_LATE, SlotPlan, give, mark, mark_all, rows_named, wait_for_device
-from kvcheck.testing.streams import Streams, replaced
+from kvcheck.testing.judge import WrongRow
+from kvcheck.testing.plan import NEXT, SAVED_LATE, SlotScene
+from kvcheck.testing.streams import Streams
 
 Saved = TypeVar("Saved")
 ORDERS = 9
@@ -37,14 +37,10 @@ class _Save:
 
 
 def judge_late_save(
-    judge: RowJudge,
-    look: Callable[[], Pool],
-    units: RowUnits,
-    plan: SlotPlan,
+    scene: SlotScene,
     streams: Streams,
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
-    make: Callable[[list[int]], object],
     seed: int,
     *,
     keys: Collection[object] | None = None,
@@ -54,10 +50,11 @@ def judge_late_save(
     requests = count(SAVED_LATE)
 
     def saved(order: int, *, all_wait: bool = False) -> _Save:
-        found, request = look(), next(requests)
+        request = next(requests)
+        found = scene.found = scene.look()
         streams.release()
-        mark_all(judge.ownership, found, units, plan, request)
-        given = make(list(plan.ids))
+        scene.mark_all(request)
+        given = scene.ids()
         names = {storage_of(held.tensor): held.path for held in found.reached}
         streams.hold(seed * ORDERS + order, is_lazy=not order)
         with CopiesToHost(), streams.saving([held.rows for held in found.buffers], names, all_wait=all_wait) as copies:
@@ -66,12 +63,14 @@ def judge_late_save(
         streams.release()
         if not queued:
             return _Save(request, copies, queued, pending, [])
-        mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-        load(copy, make(list(plan.into)))
+        scene.mark(NEXT, (*scene.plan.free, *scene.plan.ids))
+        load(copy, scene.into())
         streams.release()
-        again = looked_again(found, look)
-        give(judge.ownership, again, units, request, plan.into)
-        return _Save(request, copies, queued, pending, _wrong(judge, again, units, plan, keys))
+        scene.look_again()
+        scene.give(request, scene.plan.into)
+        compared = [(held, scene.compare(held, scene.plan.into)) for held in scene.found.buffers if _is_in(held, keys)]
+        wrong = [(held, first) for held, first in compared if first is not None]
+        return _Save(request, copies, queued, pending, wrong)
 
     fired = streams.fired
     first = saved(0)
@@ -81,7 +80,7 @@ def judge_late_save(
         late = saved(at)
     if late.wrong:
         sure = {held.key for held, _ in saved(at, all_wait=True).wrong} if late.copies.unsure else None
-        _find(judge, plan, units, late, sure)
+        _find(scene, late, sure)
     told = []
     if not first.queued:
         told.append("save: it put nothing on a stream of its own, so no copy of it was late")
@@ -98,25 +97,18 @@ def judge_late_save(
     return tuple(told)
 
 
-def _wrong(
-    judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan, keys: Collection[object] | None
-) -> list[tuple[Buffer, WrongRow]]:
-    wrong = []
-    for held in found.buffers:
-        rows = rows_named(plan.into, held.unit, units)
-        if keys is None or held.key in keys:
-            wrong.append((held, judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))))
-    return [(held, first) for held, first in wrong if first is not None]
+def _is_in(held: Buffer, keys: Collection[object] | None) -> bool:
+    return keys is None or held.key in keys
 
 
-def _find(judge: RowJudge, plan: SlotPlan, units: RowUnits, late: _Save, sure: Collection[object] | None) -> None:
+def _find(scene: SlotScene, late: _Save, sure: Collection[object] | None) -> None:
     """sure: buffers that stay wrong if every blocking copy waits; None for all."""
     names = ", ".join(late.copies.unsure)
     for held, wrong in late.wrong:
-        rows = rows_named(plan.into, held.unit, units)
-        is_sure = sure is None or held.key in sure
+        rows = scene.rows(held, scene.plan.into)
+        is_sure = _is_in(held, sure)
         unless = "" if is_sure else f", unless {names} is host memory: there a copy_ without non_blocking waits"
-        judge.find(
+        scene.judge.find(
             "KV203",
             "content",
             f"save took a copy before its stream had made it: {held.unit} {rows[wrong.at]} of {held.where}, came "
@@ -146,14 +138,3 @@ def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[
     names = (*found.threads, *(["one that save starts"] if started else []))
     told = f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose"
     return copy, (told,) if names else ()
-
-
-def looked_again(found: Pool, look: Callable[[], Pool]) -> Pool:
-    """Search the buffers again after load. Raises NotJudged if they differ."""
-    again = look()
-    if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
-        raise NotJudged(
-            "load replaced tensors of the pool by others of another shape or name, which have no known content"
-        )
-    wait_for_device(again)
-    return again

@@ -13,27 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, Pool, RowUnits, find_buffers
+from kvcheck.testing.buffers import Buffer, RowUnits, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.judge import RowJudge
 from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable, overlap
-from kvcheck.testing.ownership import Ownership
-from kvcheck.testing.plan import (
-    BYSTANDER,
-    NEXT,
-    SAVED,
-    SlotPlan,
-    conclude,
-    give,
-    mark,
-    mark_all,
-    plan_of,
-    rows_named,
-    seed_of,
-    tensors_on,
-    wait_for_device,
-)
+from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, scene_of, seed_of
 from kvcheck.testing.reached import reached
 from kvcheck.testing.round_trip import judge_padding
 from kvcheck.testing.streams import Streams
@@ -95,41 +79,34 @@ def waits(
     units = RowUnits(slots=slots, page_size=page_size, name=unit)
     drawn = seed_of(seed)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
-    found = look()
-    plan = plan_of(units, ids, into, padding, drawn)
-    make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
-    scene = _Scene(found, units, plan, RowJudge(Ownership(), found.buffers), streams, lambda: make(list(plan.into)))
+    scene = scene_of(look, units, ids, into, padding, as_ids, drawn)
+    late = _LateLoads(scene, streams)
     named = list(range(layers)) if isinstance(layers, int) else list(layers)
     streams.release()
     streams.report()
-    mark_all(scene.judge.ownership, found, units, plan)
-    copy, threaded = saved_once(found, save, make(list(plan.ids)))
+    scene.mark_all()
+    copy, threaded = saved_once(scene.found, save, scene.ids())
     streams.release()
 
     def begin() -> None:
-        scene.give_to_next()
-        wait_for_device(found)  # what another stream loads must not overtake it
-        load(copy, scene.ids())
+        late.give_to_next()
+        scene.wait_for_device()  # what another stream loads must not overtake it
+        load(copy, scene.into())
 
     readers: Mapping[str, Reader] = read if isinstance(read, Mapping) else {"read": read}
     for name, reader in readers.items():
         reads = {layer: partial(reader, layer) for layer in named}
         for at, layer in [*enumerate(named)][:: 1 if drawn % 2 == 0 else -1]:
-            scene.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
-    right, padded = scene.restored(begin)
-    late = judge_late_save(scene.judge, look, units, plan, streams, save, load, make, drawn, keys=right)
-    return conclude(scene.judged(len(named) * len(readers), (*padded, *late, *threaded)))
+            late.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
+    right, padded = late.restored(begin)
+    saves = judge_late_save(scene, streams, save, load, drawn, keys=right)
+    return conclude(late.judged(len(named) * len(readers), (*padded, *saves, *threaded)))
 
 
 @dataclass(slots=True)
-class _Scene:
-    found: Pool
-    units: RowUnits
-    plan: SlotPlan
-    judge: RowJudge
+class _LateLoads:
+    scene: SlotScene
     streams: Streams
-    ids: Callable[[], object]
-    """Makes the slots for load and readers. This may make the process wait for the current stream."""
     shown: set[tuple[str, int | None]] = field(default_factory=set)
     """Keys of buffers with a row that a reader returned."""
     in_order: dict[str, None] = field(default_factory=dict)
@@ -141,46 +118,46 @@ class _Scene:
         """Return the keys of buffers that a load without delay restores, and notes on the others and on padding."""
         begin()
         self.streams.release()
-        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
-        padded = judge_padding(self.judge, self.found, self.units, self.plan, "load", (), {})
+        self.scene.give(SAVED, self.scene.plan.into)
+        padded = judge_padding(self.scene, "load", (), {})
         right: set[object] = set()
-        for held in self.found.buffers:
-            rows = rows_named(self.plan.into, held.unit, self.units)
-            if torch.equal(held.read(rows), self.judge.ownership.wanted(held, rows)):
+        for held in self.scene.found.buffers:
+            if torch.equal(held.read(self._rows(held)), self._wanted(held)):
                 right.add(held.key)
-        odd = [held.where for held in self.found.buffers if held.key not in right | self.shown]
+        odd = [held.where for held in self.scene.found.buffers if held.key not in right | self.shown]
         told = f"{'; '.join(odd)}: a load that runs at once does not restore it; check_round_trip says how it differs"
         return right, (*padded.values(), *([told] if odd else []))
 
     def judged(self, reads: int, left: tuple[str, ...]) -> Judged:
-        judge, raced = self.judge, reads - len(self.without_order)
+        judge, raced = self.scene.judge, reads - len(self.without_order)
         if self.without_order and not raced and not judge.findings:
             raise NotJudged(
                 "the watchdog of the device ended a hold of every load, so no order was imposed on any read. A reader "
                 "that copies to the host waits for the load in a way that is not seen: let it return what lies on the "
                 "device. `kvcheck doctor` tries a hold, and with device='cpu' there are stand-ins"
             )
-        unshown = dict.fromkeys(held.where for held in self.found.buffers if held.key not in self.shown)
+        unshown = dict.fromkeys(held.where for held in self.scene.found.buffers if held.key not in self.shown)
         unread = tuple(f"{where}: no reader returned a row of it" for where in unshown)
         not_tried = (
-            *(*self.found.not_tried, *self.in_order, *unread, *left),
+            *(*self.scene.found.not_tried, *self.in_order, *unread, *left),
             *(*self.without_order, *self.streams.report().limits),
         )
         return settled(judge.findings, judge.words, judge.reads, orderings=raced, not_tried=not_tried)
 
     def give_to_next(self) -> None:
-        mark(self.judge.ownership, self.found, self.units, BYSTANDER, self.plan.held)
-        mark(self.judge.ownership, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
+        plan = self.scene.plan
+        self.scene.mark(BYSTANDER, plan.held)
+        self.scene.mark(NEXT, (*plan.free, *plan.ids))
 
     def understood(self, begin: Callable[[], None], read: LayerReader, what: str) -> list[Buffer]:
         self.streams.release()
         begin()
         self.streams.release()
-        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
+        self.scene.give(SAVED, self.scene.plan.into)
         known: list[Buffer] = []
         odd: list[str] = []
-        for tensor in _tensors(read(self.ids())):
-            held = next((each for each in self.found.buffers if self._is_of(tensor, each)), None)
+        for tensor in _tensors(read(self.scene.into())):
+            held = next((each for each in self.scene.found.buffers if self._is_of(tensor, each)), None)
             if held is None:
                 odd.append(f"{list(tensor.shape)} of {tensor.dtype}".replace("torch.", ""))
             else:
@@ -221,8 +198,8 @@ class _Scene:
         seed: int,
     ) -> list[torch.Tensor]:
         self.streams.release()
-        index = [held.index(rows_named(self.plan.into, held.unit, self.units)) for held in known]
-        ids = [self.ids() for _ in reads]
+        index = [held.index(self._rows(held)) for held in known]
+        ids = [self.scene.into() for _ in reads]
         fired = self.streams.fired
         # After other reads the load runs only as far as a wait requires.
         self.streams.hold(seed, is_lazy=len(reads) > 1 or seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
@@ -248,22 +225,19 @@ class _Scene:
                 "load put nothing on a stream of its own, so there was nothing to wait for. Make the pool and its "
                 "streams inside the block of streams(), and see that load uses them on this machine"
             )
-        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
+        self.scene.give(SAVED, self.scene.plan.into)
         return seen
 
     def _is_early(self, known: Sequence[Buffer], seen: Sequence[torch.Tensor]) -> bool:
-        return any(
-            not torch.equal(rows, self.judge.ownership.wanted(held, rows_named(self.plan.into, held.unit, self.units)))
-            for held, rows in zip(known, seen, strict=True)
-        )
+        return any(not torch.equal(rows, self._wanted(held)) for held, rows in zip(known, seen, strict=True))
 
     def _judge(self, held: Buffer, seen: torch.Tensor, reader: str, what: str) -> None:
-        ids = rows_named(self.plan.into, held.unit, self.units)
-        wrong = self.judge.compare(held, ids, seen, self.judge.ownership.wanted(held, ids))
+        ids = self._rows(held)
+        wrong = self.scene.judge.compare(held, ids, seen, self._wanted(held))
         if wrong is None:
             return
         early = wrong.code in STALE
-        self.judge.find(
+        self.scene.judge.find(
             "KV201" if early else wrong.code,
             "content",
             f"{what} {'did not wait for its load' if early else 'during a load'}: {held.unit} {ids[wrong.at]} of "
@@ -277,16 +251,18 @@ class _Scene:
         )
 
     def _is_of(self, tensor: torch.Tensor, held: Buffer) -> bool:
-        ids = rows_named(self.plan.into, held.unit, self.units)
         if overlap(tensor, held.rows):
-            return torch.equal(held.read(ids), self.judge.ownership.wanted(held, ids))
-        return tensor.numel() * tensor.element_size() == len(ids) * held.size and torch.equal(
-            self._rows_of(tensor, held), self.judge.ownership.wanted(held, ids)
+            return torch.equal(held.read(self._rows(held)), self._wanted(held))
+        count = len(self._rows(held))
+        return tensor.numel() * tensor.element_size() == count * held.size and torch.equal(
+            bytes_of(tensor).reshape(count, held.size), self._wanted(held)
         )
 
-    def _rows_of(self, tensor: torch.Tensor, held: Buffer) -> torch.Tensor:
-        ids = rows_named(self.plan.into, held.unit, self.units)
-        return held.read(ids) if overlap(tensor, held.rows) else bytes_of(tensor).reshape(len(ids), held.size)
+    def _rows(self, held: Buffer) -> list[int]:
+        return self.scene.rows(held, self.scene.plan.into)
+
+    def _wanted(self, held: Buffer) -> torch.Tensor:
+        return self.scene.wanted(held, self.scene.plan.into)
 
 
 def _tensors(got: object) -> list[torch.Tensor]:

@@ -11,8 +11,9 @@ import torch
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
-from kvcheck.testing.buffers import Pool, RowUnits
+from kvcheck.testing.buffers import Buffer, Pool, RowUnits
 from kvcheck.testing.failures import IntegrityError, Judged, NotJudged
+from kvcheck.testing.judge import RowJudge, WrongRow
 from kvcheck.testing.ownership import PADDING, Ownership
 
 SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
@@ -82,35 +83,89 @@ def _tokens(pages: Sequence[int], units: RowUnits) -> tuple[int, ...]:
     return tuple(page * size + offset for page in pages for offset in range(size))
 
 
-def rows_named(ids: Sequence[int], unit: str, units: RowUnits) -> list[int]:
-    is_by_page = unit == "page" and units.page_size > 1
-    return [number // units.page_size for number in ids[:: units.page_size]] if is_by_page else list(ids)
+@dataclass(slots=True)
+class SlotScene:
+    """The slots of one call: their plan, the pool's buffers, and the verdicts on their rows.
+
+    make: the argument of save and load from a list of slots. look: searches the buffers.
+    """
+
+    units: RowUnits
+    plan: SlotPlan
+    make: Callable[[list[int]], object]
+    look: Callable[[], Pool]
+    found: Pool
+    judge: RowJudge
+
+    def rows(self, held: Buffer, ids: Sequence[int]) -> list[int]:
+        return self._rows(held.unit, ids)
+
+    def wanted(self, held: Buffer, ids: Sequence[int]) -> torch.Tensor:
+        return self.judge.ownership.wanted(held, self.rows(held, ids))
+
+    def compare(self, held: Buffer, ids: Sequence[int]) -> WrongRow | None:
+        """Count and compare the rows of slots. Return the first difference."""
+        return self.judge.compare(held, self.rows(held, ids), held.read(self.rows(held, ids)), self.wanted(held, ids))
+
+    def ids(self) -> object:
+        return self.make(list(self.plan.ids))
+
+    def into(self) -> object:
+        return self.make(list(self.plan.into))
+
+    def mark(self, request: int, ids: Sequence[int]) -> None:
+        for unit in dict.fromkeys(each.unit for each in self.found.buffers):
+            self.judge.ownership.write(self.found.buffers, unit, request, self._rows(unit, ids))
+
+    def mark_all(self, saved: int = SAVED) -> None:
+        plan = self.plan
+        owners = ((PADDING, plan.padding), (saved, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free))
+        for request, owned in owners:
+            self.mark(request, owned)
+
+    def give(self, request: int, ids: Sequence[int]) -> None:
+        """Make a request the owner of slots, without writing."""
+        for unit in dict.fromkeys(each.unit for each in self.found.buffers):
+            self.judge.ownership.give(unit, request, self._rows(unit, ids))
+
+    def look_again(self) -> None:
+        """Search the buffers again after load. Raises NotJudged if they differ."""
+        again = self.look()
+        if [each.key for each in again.buffers] != [each.key for each in self.found.buffers]:
+            raise NotJudged(
+                "load replaced tensors of the pool by others of another shape or name, which have no known content"
+            )
+        self.found, self.judge.buffers = again, again.buffers
+        self.wait_for_device()
+
+    def wait_for_device(self) -> None:
+        if any(each.rows.is_cuda for each in self.found.buffers):
+            torch.cuda.synchronize()
+
+    def _rows(self, unit: str, ids: Sequence[int]) -> list[int]:
+        size = self.units.page_size
+        return [number // size for number in ids[::size]] if unit == "page" and size > 1 else list(ids)
 
 
-def mark(ownership: Ownership, found: Pool, units: RowUnits, request: int, ids: Sequence[int]) -> None:
-    for unit in dict.fromkeys(each.unit for each in found.buffers):
-        ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
-
-
-def mark_all(ownership: Ownership, found: Pool, units: RowUnits, plan: SlotPlan, saved: int = SAVED) -> None:
-    owners = ((PADDING, plan.padding), (saved, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free))
-    for request, owned in owners:
-        mark(ownership, found, units, request, owned)
-
-
-def give(ownership: Ownership, found: Pool, units: RowUnits, request: int, ids: Sequence[int]) -> None:
-    """Make a request the owner of slots, without writing."""
-    for unit in dict.fromkeys(each.unit for each in found.buffers):
-        ownership.give(unit, request, rows_named(ids, unit, units))
-
-
-def tensors_on(device: torch.device) -> Callable[[list[int]], object]:
-    return lambda ids: torch.tensor(ids, dtype=torch.int64, device=device)
-
-
-def wait_for_device(found: Pool) -> None:
-    if any(each.rows.is_cuda for each in found.buffers):
-        torch.cuda.synchronize()
+def scene_of(
+    look: Callable[[], Pool],
+    units: RowUnits,
+    ids: Sequence[int] | None,
+    into: Sequence[int] | None,
+    padding: Collection[int],
+    as_ids: Callable[[list[int]], object] | None,
+    seed: int,
+) -> SlotScene:
+    found = look()
+    device = found.buffers[0].rows.device
+    return SlotScene(
+        units=units,
+        plan=plan_of(units, ids, into, padding, seed),
+        make=as_ids or (lambda numbers: torch.tensor(numbers, dtype=torch.int64, device=device)),
+        look=look,
+        found=found,
+        judge=RowJudge(Ownership(), found.buffers),
+    )
 
 
 @dataclass(slots=True)

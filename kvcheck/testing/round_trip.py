@@ -18,27 +18,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, Pool, RowTensor, RowUnits, find_buffers, layers_of, shared_text
+from kvcheck.testing.buffers import Buffer, RowTensor, RowUnits, find_buffers, layers_of, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import TELLING, RowJudge, WrongRow
-from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
+from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
-from kvcheck.testing.ownership import Ownership, dump
+from kvcheck.testing.ownership import dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, times_saved, untouched
-from kvcheck.testing.plan import (
-    NEXT,
-    SAVED,
-    SlotPlan,
-    conclude,
-    give,
-    mark,
-    mark_all,
-    plan_of,
-    rows_named,
-    seed_of,
-    tensors_on,
-    wait_for_device,
-)
+from kvcheck.testing.plan import NEXT, SAVED, SlotScene, conclude, scene_of, seed_of
 from kvcheck.testing.reached import HeldTensor, Passed, reached
 from kvcheck.testing.streams import Streams, active_streams
 
@@ -84,65 +71,59 @@ def check_round_trip(
     """
     units = RowUnits(slots=slots, page_size=page_size, name=unit)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
-    found = look()
-    plan = plan_of(units, ids, into, padding, seed_of(seed))
-    make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
-    judge = RowJudge(Ownership(), found.buffers)
+    scene = scene_of(look, units, ids, into, padding, as_ids, seed_of(seed))
+    judge, plan = scene.judge, scene.plan
     streams = active_streams()
     if streams is not None:
         streams.release()
         streams.report()
-    mark_all(judge.ownership, found, units, plan)
-    _check_kept(judge, found, units, plan)
-    copy, threaded = saved_once(found, save, make(list(plan.ids)))
-    wait_for_device(found)
-    _check_saved_nothing_else(judge, found, units, plan)
-    _check_keeps_no_copies(judge, found, units, plan)
+    scene.mark_all()
+    _check_kept(scene)
+    copy, threaded = saved_once(scene.found, save, scene.ids())
+    scene.wait_for_device()
+    _check_saved_nothing_else(scene)
+    _check_keeps_no_copies(scene)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
-    padded = judge_padding(judge, found, units, plan, "save", saved, {})
-    beside = _saved_beside(found, units, plan, saved)
-    mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-    ways_back = _judge_saved(judge, found, units, plan, saved)
-    left = (*found.not_tried, *beside, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
+    padded = judge_padding(scene, "save", saved, {})
+    beside = _saved_beside(scene, saved)
+    scene.mark(NEXT, (*plan.free, *plan.ids))
+    ways_back = _judge_saved(scene, saved)
+    not_tried = scene.found.not_tried
+    left = (*not_tried, *beside, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
-    load(copy, make(list(plan.into)))
-    again = looked_again(found, look)
-    judge.buffers = again.buffers
-    still = _judge_loaded(judge, again, units, plan, saved)
-    padded = judge_padding(judge, again, units, plan, "load", saved, padded)
-    late = _late_copies(judge, look, units, plan, streams, save, load, make, seed_of(seed))
+    load(copy, scene.into())
+    scene.look_again()
+    still = _judge_loaded(scene, saved)
+    padded = judge_padding(scene, "load", saved, padded)
+    late = _late_copies(scene, streams, save, load, seed_of(seed))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
 
 
 def _late_copies(
-    judge: RowJudge,
-    look: Callable[[], Pool],
-    units: RowUnits,
-    plan: SlotPlan,
+    scene: SlotScene,
     streams: Streams | None,
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
-    make: Callable[[list[int]], object],
     seed: int,
 ) -> tuple[str, ...]:
     if streams is None:
-        is_on_device = any(each.rows.is_cuda for each in judge.buffers)
+        is_on_device = any(each.rows.is_cuda for each in scene.found.buffers)
         return ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
-    if judge.findings:
+    if scene.judge.findings:
         return ("save: no copy of it was late, as there are findings without",)
-    late = judge_late_save(judge, look, units, plan, streams, save, load, make, seed)
-    return (*late, *streams.report().limits)
+    return (*judge_late_save(scene, streams, save, load, seed), *streams.report().limits)
 
 
-def _check_kept(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -> None:
-    for held in found.buffers:
-        rows = rows_named([*plan.ids, *plan.held, *plan.free], held.unit, units)
-        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+def _check_kept(scene: SlotScene) -> None:
+    plan, buffers = scene.plan, scene.found.buffers
+    for held in buffers:
+        rows = scene.rows(held, [*plan.ids, *plan.held, *plan.free])
+        seen, wanted = held.read(rows), scene.judge.ownership.wanted(held, rows)
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1).tolist()
         if wrong:
-            other = judge.ownership.buffer_of(held, seen[wrong[0]], found.buffers)
+            other = scene.judge.ownership.buffer_of(held, seen[wrong[0]], buffers)
             whose = f"another buffer ({other[0].where})" if other is not None else "other rows, or another buffer,"
             raise NotJudged(
                 f"{held.where}, does not keep what is written to {held.unit} {rows[wrong[0]]}: {whose} shares its "
@@ -150,13 +131,13 @@ def _check_kept(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -
             )
 
 
-def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -> None:
-    for held in found.buffers:
-        rows = rows_named([*plan.held, *plan.free], held.unit, units)
-        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+def _check_saved_nothing_else(scene: SlotScene) -> None:
+    for held in scene.found.buffers:
+        rows = scene.rows(held, [*scene.plan.held, *scene.plan.free])
+        seen, wanted = held.read(rows), scene.judge.ownership.wanted(held, rows)
         if not torch.equal(seen, wanted):
             at = int(torch.nonzero((seen != wanted).any(1))[0])
-            owner = judge.ownership.owners[held.unit, rows[at]].request
+            owner = scene.judge.ownership.owners[held.unit, rows[at]].request
             raise NotJudged(
                 f"save changed {held.unit} {rows[at]} of {held.where}, which request {owner} owns. "
                 f"If save keeps values there, or it is scratch memory, pass exclude=({held.path!r},); if it holds KV, "
@@ -164,11 +145,11 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: RowUnits, pla
             )
 
 
-def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -> None:
+def _check_keeps_no_copies(scene: SlotScene) -> None:
     """A single value is no copy: freed rows are cleared or poisoned with one."""
-    for held in found.buffers:
-        rows = rows_named(plan.ids, held.unit, units)
-        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+    for held in scene.found.buffers:
+        rows = scene.rows(held, scene.plan.ids)
+        seen, wanted = held.read(rows), scene.judge.ownership.wanted(held, rows)
         elements = seen.view(len(rows), -1, held.rows.element_size())
         changed = (elements != wanted.view_as(elements)).any(2)
         if len(torch.unique(elements[changed], dim=0)) > 1:
@@ -191,27 +172,25 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _judge_saved(
-    judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan, saved: Sequence[tuple[HeldTensor, torch.Tensor]]
-) -> tuple[str, ...]:
+def _judge_saved(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
     """Find saved tensors that are no copies. Returns notes on references to the pool: views with rows of other
     requests."""
-    ways_back: list[str] = []
+    judge, plan, ways_back = scene.judge, scene.plan, list[str]()
     for each, before in saved:
         judge.count("saved", len(before), 1)
         now = bytes_of(each.tensor)
         wrong = torch.nonzero(now != before).view(-1)
-        shared = {held.key: (held, taken) for held in found.buffers if (taken := held.rows_in(each.tensor))}
+        shared = {held.key: (held, taken) for held in scene.found.buffers if (taken := held.rows_in(each.tensor))}
         if not shared and not len(wrong):
             continue
-        if any(taken & {*rows_named((*plan.held, *plan.free), held.unit, units)} for held, taken in shared.values()):
+        if any(taken & {*scene.rows(held, (*plan.held, *plan.free))} for held, taken in shared.values()):
             ways_back.append(f"{each.path}: a view of rows of others too, which is a way back to the pool and no copy")
             continue
         held, row = None, None
         told = "changed when its slots were given away"
         if shared:
             held, taken = next(iter(shared.values()))
-            row = next((row for row in rows_named(plan.ids, held.unit, units) if row in taken), None)
+            row = next((row for row in scene.rows(held, plan.ids) if row in taken), None)
             told = f"shares its memory with {held.where if row is None else f'{held.unit} {row} of {held.where}'}"
         dumps: dict[str, object] = {}
         if len(wrong):
@@ -229,41 +208,38 @@ def _judge_saved(
     return tuple(ways_back)
 
 
-def _saved_beside(
-    found: Pool, units: RowUnits, plan: SlotPlan, saved: Sequence[tuple[HeldTensor, torch.Tensor]]
-) -> tuple[str, ...]:
+def _saved_beside(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
     kept = [bytes(bits.tolist()) for _, bits in saved]
 
     def times(match: RowTensor) -> list[int]:
-        rows = (held.read(rows_named(plan.ids, held.unit, units)[:1]) for held in layers_of(match, units))
+        rows = (held.read(scene.rows(held, scene.plan.ids)[:1]) for held in layers_of(match, scene.units))
         return [times_saved(row, kept) for row in rows if row.numel() >= TELLING]
 
     shared: dict[tuple[str, str], list[HeldTensor]] = {}
-    for part, whole in found.within:
+    for part, whole in scene.found.within:
         often = max(times(part), default=0)
         if any(often > count > 0 for count in times(whole)):
             shared.setdefault((part.held.stem, whole.held.stem), []).extend((part.held, whole.held))
     return tuple(map(shared_text, shared.values()))
 
 
-def _judge_loaded(
-    judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan, saved: Sequence[tuple[HeldTensor, torch.Tensor]]
-) -> tuple[str, ...]:
+def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
     """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings."""
+    judge, plan, buffers = scene.judge, scene.plan, scene.found.buffers
     parts: list[Left] = []
     unmoved: dict[str, list[tuple[Buffer, WrongRow]]] = {}
     lossy: list[str] = []
-    before = {held.key: _wanted_whole(judge, held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
+    before = {held.key: scene.wanted(held.whole, plan.into) for held in buffers}
     layers: dict[tuple[str, int | None], tuple[Buffer, LayerRows]] = {}
     bits = [each for _, each in saved]
     everybody = [*plan.ids, *plan.held, *plan.free]
     others = [number for number in everybody if number not in set(plan.into)]
-    for held in found.buffers:
-        _judge_others(judge, held, rows_named(others, held.unit, units))
-    give(judge.ownership, found, units, SAVED, plan.into)
-    for held in found.buffers:
-        rows = rows_named(plan.into, held.unit, units)
-        whole = LayerRows(before[held.key], held.whole.read(rows), _wanted_whole(judge, held, rows))
+    for held in buffers:
+        _judge_others(scene, held, others)
+    scene.give(SAVED, plan.into)
+    for held in buffers:
+        rows = scene.rows(held, plan.into)
+        whole = LayerRows(before[held.key], held.whole.read(rows), scene.wanted(held.whole, plan.into))
         layers[held.key] = held, whole
         if (named := named_and_left(held, whole)) is not None:
             parts.append(named)
@@ -292,8 +268,8 @@ def _judge_loaded(
     gone = {held.key for some in unmoved.values() for held, _ in some}
     for some in unmoved.values():
         first = some[0][0]
-        moved = [held for held in found.buffers if held.family == first.family and held.key not in gone]
-        _find_unmoved(judge, some, rows_named(plan.into, first.unit, units), moved)
+        moved = [held for held in buffers if held.family == first.family and held.key not in gone]
+        _find_unmoved(judge, some, scene.rows(first, plan.into), moved)
     still = judge_left(judge, parts, layers, bits, SAVED)
     if lossy and not judge.findings:
         raise NotJudged(
@@ -303,10 +279,6 @@ def _judge_loaded(
     if still and not judge.findings:
         raise NotJudged("; ".join(still))
     return tuple(still)
-
-
-def _wanted_whole(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> torch.Tensor:
-    return judge.ownership.wanted(held.whole, rows)
 
 
 def _find_unmoved(
@@ -330,8 +302,9 @@ def _find_unmoved(
     )
 
 
-def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
-    wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
+def _judge_others(scene: SlotScene, held: Buffer, others: Sequence[int]) -> None:
+    judge, rows = scene.judge, scene.rows(held, others)
+    wrong = scene.compare(held, others)
     if wrong is not None:
         owner = judge.ownership.owners[held.unit, rows[wrong.at]].request
         page = held.split or 1
@@ -351,21 +324,16 @@ def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
 
 
 def judge_padding(
-    judge: RowJudge,
-    found: Pool,
-    units: RowUnits,
-    plan: SlotPlan,
-    writer: str,
-    saved: Sequence[tuple[HeldTensor, torch.Tensor]],
-    known: Mapping[str, str],
+    scene: SlotScene, writer: str, saved: Sequence[tuple[HeldTensor, torch.Tensor]], known: Mapping[str, str]
 ) -> dict[str, str]:
     """Add notes on changed padding rows to `known`. A row with NaN or infinity that save reads is a finding: padded
     reads get it."""
+    judge = scene.judge
     changed: dict[str, list[Buffer]] = {}
     story: dict[str, str] = {}
     kept = [bytes(bits.tolist()) for _, bits in saved]
-    for held in found.buffers:
-        rows = rows_named(plan.padding, held.unit, units)
+    for held in scene.found.buffers:
+        rows = scene.rows(held, scene.plan.padding)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
         wrong = judge.differs(held, rows, seen, wanted)
         if held.family in known or wrong is None:

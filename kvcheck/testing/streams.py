@@ -26,14 +26,14 @@ from torch.utils._pytree import tree_leaves
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream, stand_ins
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import MemoryOrigins, Saving
 
 BYTES = (torch.uint8, torch.int8, torch.int16)
 """Integer types of stored content, not of row numbers."""
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
-_MISSING = object()
 
 
 class Streams:
@@ -195,19 +195,8 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
     machine = _LateMachine()
     event = type("Event", (_LateEvent,), {"machine": machine})
     stream = type("Stream", (_LateStream,), {"machine": machine, "event": event})
-    names: dict[str, Any] = {
-        "Stream": stream,
-        "Event": event,
-        "ExternalStream": stream,
-        "StreamContext": machine.on,
-        "stream": machine.on,
-        "current_stream": lambda *_: machine.current,
-        "default_stream": lambda *_: machine.main,
-        "set_stream": lambda chosen: setattr(machine, "current", chosen),
-        "synchronize": machine.synchronize,
-    }
     made = Streams(machine)
-    cuda, methods = replaced(torch.cuda, names), replaced(torch.Tensor, _methods(machine))
+    cuda, methods = replaced(torch.cuda, stand_ins(machine, stream, event)), replaced(torch.Tensor, _methods(machine))
     with cuda, methods, _Late(machine), made.memory, _active(made):
         yield made
 
@@ -409,18 +398,3 @@ def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_
     return any(torch.device(each).type == "cpu" for each in places) and not (
         non_blocking or any(each is True for each in args)
     )
-
-
-@contextmanager
-def replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
-    before = {name: vars(holder).get(name, _MISSING) for name in names}
-    for name, value in names.items():
-        setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is _MISSING:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, value)

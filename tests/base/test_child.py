@@ -57,30 +57,26 @@ def kvcheck(folder: Path, *arguments: str, before: str = "", **variables: str) -
     )
 
 
-@pytest.mark.processes
-def test_workers_judge_the_kvcheck_that_was_started(hostile: Path) -> None:
-    options = ["--schedules", "1", "--requests", "12", "--seed", "1", "--jobs", "2", "--no-reports", "--out", "../runs"]
-    shapes = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
-    done = kvcheck(hostile, "stress", "retract-resume", "--mutant", "offload-skips-index-buffer", *shapes, *options)
-    assert done.returncode == 1 and "KV102" in done.stdout and "KV902" not in done.stdout, done.stdout + done.stderr
-    assert not (hostile / "foreign-code-ran").exists()
+PAIR = "pd-transfer --ranks 1x1 --shape llama-3-tiny --seed 4 --requests 6 --transport"
+WORKERS = "retract-resume --shape glm-5.1-tiny --shape deepseek-v3.2-tiny --schedules 1 --requests 12 --seed 1 --jobs 2"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)])
-def test_ranks_and_their_engines_are_the_kvcheck_that_was_started(transport: str, hostile: Path) -> None:
-    options = ["--ranks", "1x1", "--shape", "llama-3-tiny", "--seed", "4", "--requests", "6", "--out", "../runs"]
-    done = kvcheck(hostile, "stress", "pd-transfer", "--transport", transport, "--no-reports", *options)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
-    assert not (hostile / "foreign-code-ran").exists()
-
-
-@pytest.mark.processes
-def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        pytest.param(f"stress {WORKERS} --mutant offload-skips-index-buffer", 1, "KV102", id="workers"),
+        pytest.param(f"stress {PAIR} tcp", 0, "1 passed", id="ranks"),
+        pytest.param(f"stress {PAIR} mooncake", 0, "1 passed", id="engines of ranks", marks=pytest.mark.mooncake),
+        pytest.param("probe sglang:ENV --probe pool-copy.mha --schedules 12 --seed 1", 0, "1 passed", id="an engine"),
+    ],
+)
+def test_children_are_the_kvcheck_that_was_started(
+    command: str, code: int, told: str, hostile: Path, tmp_path: Path
+) -> None:
     env = environment(tmp_path / "env", "")
-    options = ["--probe", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
-    done = kvcheck(hostile, "probe", f"sglang:{env}", *options)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    done = kvcheck(hostile, *command.replace("ENV", str(env)).split(), "--no-reports", "--out", "../runs")
+    assert done.returncode == code and told in done.stdout and "KV902" not in done.stdout, done.stdout + done.stderr
     assert not (hostile / "foreign-code-ran").exists()
 
 

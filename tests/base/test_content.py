@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +12,7 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
-from kvcheck.kernels.content import (
-    as_signed,
-    differing_torch,
-    low_half,
-    mix64_int,
-    mix64_torch,
-    rows_torch,
-    unmix64_int,
-)
+from kvcheck.kernels.content import as_signed, low_half, mix64_int, mix64_torch, rows_torch, unmix64_int
 
 U64 = st.integers(0, (1 << 64) - 1)
 REQUESTS, POSITIONS, WORDS = 12, 64, 20
@@ -47,32 +38,19 @@ def codes_of(request: int) -> torch.Tensor:
     return content.codes(np.full(POSITIONS, request, dtype=np.int64), np.arange(POSITIONS, dtype=np.int64))
 
 
-# The first outputs of splitmix64 with seed 0, which finalises multiples of the golden constant.
-@pytest.mark.parametrize(
-    ("value", "mixed"),
-    [
-        (0, 0),
-        (0x9E3779B97F4A7C15, 0xE220A8397B1DCDAF),
-        (0x3C6EF372FE94F82A, 0x6E789E6AA1B965F4),
-        (0xDAA66D2C7DDF743F, 0x06C45D188009454F),
-    ],
-)
-def test_mix64_is_the_finaliser_of_splitmix64(value: int, mixed: int) -> None:
-    assert mix64_int(value) == mixed
-    assert unmix64_int(mixed) == value
-    assert mix64_torch(torch.tensor([as_signed(value)])).item() == as_signed(mixed)
-
-
-@given(U64)
-def test_mix64_and_unmix64_undo_each_other(value: int) -> None:
-    assert unmix64_int(mix64_int(value)) == value
-    assert mix64_int(unmix64_int(value)) == value
+def test_mix64_is_the_finaliser_of_splitmix64() -> None:
+    """The first outputs for seed 0, which finalises multiples of the golden constant."""
+    values = [0, 0x9E3779B97F4A7C15, 0x3C6EF372FE94F82A, 0xDAA66D2C7DDF743F]
+    mixed = [0, 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [mix64_int(value) for value in values] == mixed
 
 
 @given(st.lists(U64, min_size=1, max_size=20))
-def test_the_tensor_form_mixes_as_the_integer_form_does(values: list[int]) -> None:
-    mixed = mix64_torch(torch.tensor([as_signed(value) for value in values], dtype=torch.int64))
-    assert mixed.tolist() == [as_signed(mix64_int(value)) for value in values]
+def test_mixing_is_undone_and_the_same_for_tensors(values: list[int]) -> None:
+    mixed = [mix64_int(value) for value in values]
+    assert [unmix64_int(value) for value in mixed] == values
+    assert [mix64_int(unmix64_int(value)) for value in values] == values
+    assert mix64_torch(torch.tensor([*map(as_signed, values)])).tolist() == [*map(as_signed, mixed)]
 
 
 @given(TAGS, st.integers(0, WORDS - 1), st.integers(0, 100))
@@ -97,12 +75,11 @@ def test_a_word_that_lies_elsewhere_carries_no_tag(place: str, tag: Tag, index: 
     assert content.decode_half(low(word), ELSEWHERE[place], index, requests=REQUESTS, positions=POSITIONS) is None
 
 
-@given(TAGS, st.integers(0, WORDS - 1))
-def test_a_word_that_is_off_by_one_carries_no_tag(tag: Tag, index: int) -> None:
+@given(TAGS, st.integers(1, WORDS - 1), st.sampled_from([-1, 1]))
+def test_a_word_that_is_off_by_one_carries_no_tag(tag: Tag, index: int, by: int) -> None:
     word = content.word(tag, SITE, index)
-    for other in {index + 1, max(0, index - 1)} - {index}:
-        assert content.decode(word, SITE, other, requests=1 << 20) is None
-        assert content.decode_half(low(word), SITE, other, requests=REQUESTS, positions=POSITIONS) is None
+    assert content.decode(word, SITE, index + by, requests=1 << 20) is None
+    assert content.decode_half(low(word), SITE, index + by, requests=REQUESTS, positions=POSITIONS) is None
 
 
 @given(TAGS, st.integers(0, WORDS - 1), st.integers(0, 63))
@@ -148,42 +125,3 @@ def test_all_words_of_a_run_are_distinct() -> None:
     rows = [rows_of(request, site) for request in (1, 2) for site in (SITE, *ELSEWHERE.values())]
     words = torch.cat(rows).flatten().tolist()
     assert len(set(words)) == len(words) == 2 * 7 * POSITIONS * WORDS
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_rows_as_written_do_not_differ(dtype: torch.dtype) -> None:
-    rows = rows_of(1, SITE, dtype)
-    assert rows.dtype == dtype
-    assert not differing_torch(rows, codes_of(1), content.mask(SITE, WORDS)).any()
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("word", range(WORDS))
-def test_one_wrong_word_is_found_in_its_row_and_in_no_other(word: int, dtype: torch.dtype) -> None:
-    rows = rows_of(1, SITE, dtype).clone()
-    rows[7, word] ^= 1
-    differing = differing_torch(rows, codes_of(1), content.mask(SITE, WORDS))
-    assert torch.nonzero(differing).flatten().tolist() == [7]
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_two_swapped_rows_are_both_found(dtype: torch.dtype) -> None:
-    rows = rows_of(1, SITE, dtype).clone()
-    rows[[3, 9]] = rows[[9, 3]]
-    differing = differing_torch(rows, codes_of(1), content.mask(SITE, WORDS))
-    assert torch.nonzero(differing).flatten().tolist() == [3, 9]
-
-
-WRONG: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
-    "another request": lambda dtype: rows_of(2, SITE, dtype),
-    "a word later": lambda dtype: rows_of(1, SITE, dtype).roll(1, dims=1),
-    "a word earlier": lambda dtype: rows_of(1, SITE, dtype).roll(-1, dims=1),
-    "a word later in the stream": lambda dtype: rows_of(1, SITE, dtype).flatten().roll(1).view(POSITIONS, WORDS),
-    **{place: lambda dtype, site=site: rows_of(1, site, dtype) for place, site in ELSEWHERE.items()},  # type: ignore[misc]
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("wrong", WRONG)
-def test_rows_of_something_else_all_differ(wrong: str, dtype: torch.dtype) -> None:
-    assert differing_torch(WRONG[wrong](dtype), codes_of(1), content.mask(SITE, WORDS)).all()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,19 @@ from kvcheck.core.base.errors import InternalError
 
 def spin(seconds: float) -> None:
     """Work that catches what it can."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    busy(time.monotonic, seconds)
+
+
+def burn(cpu_s: float, *, progress: list[int] | None = None) -> None:
+    """Use CPU time; with `progress`, make some all the while."""
+    busy(time.process_time, cpu_s, progress)
+
+
+def busy(clock: Callable[[], float], seconds: float, progress: list[int] | None = None) -> None:
+    until = clock() + seconds
+    while clock() < until:
+        if progress is not None:
+            progress[0] += 1
         try:
             sum(range(1000))
         except Exception:  # what a target does
@@ -66,51 +78,55 @@ def test_limit_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sys.modules["slow_to_import"].DONE
 
 
-def test_limit_outside_the_main_thread_or_within_another_is_our_own_mistake() -> None:
-    told: list[BaseException] = []
+def in_a_thread(work: Callable[[], None]) -> list[BaseException | None]:
+    """The error of the work, or None where it ended."""
+    ended: list[BaseException | None] = []
 
-    def elsewhere() -> None:
+    def run() -> None:
         try:
-            with time_limit(time.monotonic() + 60):
-                spin(0.01)
+            work()
+            ended.append(None)
         except InternalError as error:
-            told.append(error)
+            ended.append(error)
 
-    thread = threading.Thread(target=elsewhere)
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert len(told) == 1
-    with time_limit(time.monotonic() + 60), pytest.raises(InternalError), time_limit(time.monotonic() + 60):
-        spin(0.01)
+    return ended
 
 
-def test_limit_waits_for_a_destructor() -> None:
-    """An exception in one is printed and lost: the limit would never come."""
+def test_limit_outside_the_main_thread_or_within_another_is_our_own_mistake() -> None:
+    def limited() -> None:
+        with time_limit(time.monotonic() + 60):
+            spin(0.01)
 
+    (error,) = in_a_thread(limited)
+    assert isinstance(error, InternalError)
+    with time_limit(time.monotonic() + 60), pytest.raises(InternalError):
+        limited()
+
+
+def destructor() -> None:
     class Slow:
         def __del__(self) -> None:
             spend(0.3)
 
-    with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
-        held = Slow()
-        del held
-        spend(5)
+    held = Slow()
+    del held
 
 
-def test_limit_waits_for_a_callback_of_the_garbage_collector() -> None:
+def collector() -> None:
     def slow(phase: str, info: dict[str, int]) -> None:
         spend(0.2)
 
     gc.callbacks.append(slow)
     try:
-        with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
-            gc.collect(0)
-            spend(5)
+        gc.collect(0)
     finally:
         gc.callbacks.remove(slow)
 
 
-def test_limit_waits_for_a_weak_collection() -> None:
+def weak_set() -> None:
     class Slow:
         def __hash__(self) -> int:
             return 1
@@ -120,8 +136,13 @@ def test_limit_waits_for_a_weak_collection() -> None:
             return self is other
 
     held, others = Slow(), weakref.WeakSet([Slow()])
+    assert held not in others
+
+
+@pytest.mark.parametrize("work", [destructor, collector, weak_set])
+def test_limit_waits_where_an_exception_would_be_printed_and_lost(work: Callable[[], None]) -> None:
     with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
-        assert held not in others
+        work()
         spend(5)
 
 
@@ -130,18 +151,6 @@ def spend(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.01)
-
-
-def burn(cpu_s: float, *, progress: list[int] | None = None) -> None:
-    """Use CPU time; with `progress`, make some all the while."""
-    until = time.process_time() + cpu_s
-    while time.process_time() < until:
-        if progress is not None:
-            progress[0] += 1
-        try:
-            sum(range(1000))
-        except Exception:  # what a target does
-            continue
 
 
 def test_work_without_progress_is_stuck_by_its_cpu_time() -> None:
@@ -176,14 +185,8 @@ def test_a_watch_stands_within_a_limit_and_is_gone_with_its_block() -> None:
 
 
 def test_outside_the_main_thread_there_is_no_watch() -> None:
-    ended = []
-
-    def work() -> None:
+    def watched() -> None:
         with progress_watch(0.01, lambda: 0):
             burn(0.1)
-        ended.append(True)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert ended
+    assert in_a_thread(watched) == [None]

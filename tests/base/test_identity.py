@@ -83,16 +83,6 @@ def test_a_variable_of_a_git_hook_names_no_other_tree(tmp_path: Path, monkeypatc
     assert commit == git(tmp_path / "tree", "rev-parse", "HEAD").strip()
 
 
-@pytest.mark.schedules
-def test_a_record_says_its_code_and_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "a.jsonl"
-    trace_of(trace, 4)
-    command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--trace", str(trace), "--seed", "1"]
-    run([*command, "--no-reports", "--format", "json", "--out", str(tmp_path / "runs")])
-    identity = json.loads(capsys.readouterr().out)["identity"]
-    assert identity == {"code": code_digest(), "trace": file_digest(trace), "target": None}
-
-
 @pytest.mark.processes
 def test_a_record_says_which_files_of_an_engine_it_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake = environment(tmp_path / "env", "good")
@@ -106,40 +96,27 @@ def test_a_record_says_which_files_of_an_engine_it_judged(tmp_path: Path, capsys
     assert record["identity"]["target"].startswith(f"sglang {engine['version']}")
 
 
-def interrupted(folder: Path) -> str:
-    """The only run in the folder, made one that was interrupted; its id."""
-    (path,) = folder.glob("*/run.json")
-    raw = {**json.loads(path.read_text(encoding="utf-8")), "complete": False, "exit_code": 130}
-    path.write_text(json.dumps(raw), encoding="utf-8")
-    return str(raw["run_id"])
-
-
 @pytest.mark.schedules
-def test_a_run_is_not_resumed_over_another_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_names_its_trace_and_is_not_resumed_over_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = tmp_path / "a.jsonl"
     trace_of(trace, 5)
     command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--trace", str(trace), "--seed", "1"]
     command += ["--no-reports", "--out", str(tmp_path / "runs")]
     assert run(command) == 0
-    before = interrupted(tmp_path / "runs")
+    (path,) = (tmp_path / "runs").glob("*/run.json")
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    assert raw["identity"] == {"code": code_digest(), "trace": file_digest(trace), "target": None}
+    path.write_text(json.dumps({**raw, "complete": False, "exit_code": 130}), encoding="utf-8")
     trace_of(trace, 4)
     capsys.readouterr()
     assert run([*command, "--resume"]) == 0
     printed = capsys.readouterr()
-    assert f"--resume skips run {before}, which is about something else: the content of the trace was" in printed.err
+    assert (
+        f"--resume skips run {raw['run_id']}, which is about something else: the content of the trace was"
+        in printed.err
+    )
     assert "resuming nothing: all cells start anew" in printed.out
     newest = sorted((tmp_path / "runs").glob("*/run.json"), key=lambda path: path.stat().st_mtime)[-1]
     assert json.loads(newest.read_text(encoding="utf-8"))["evidence"]["requests"] == 4
-
-
-@pytest.mark.schedules
-def test_a_run_of_other_code_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
-    command += ["--transport", "loopback", "--no-reports", "--out", str(tmp_path)]
-    assert run(command) == 0
-    interrupted(tmp_path)
-    monkeypatch.setattr("kvcheck.commands.options.code_digest", lambda: "ab" * 32)
-    assert run([*command, "--resume"]) == 0
-    assert "kvcheck's code was" in capsys.readouterr().err

@@ -11,9 +11,8 @@ from kvcheck.core.base.nouns import counted, counted_field, plural
     ("noun", "many"), [("cell", "cells"), ("process", "processes"), ("retry", "retries"), ("search", "searches")]
 )
 def test_the_plural_is_for_all_numbers_but_one(noun: str, many: str) -> None:
-    told = [counted(number, noun) for number in (0, 1, 2, 1000)]
-    assert told == [f"0 {many}", f"1 {noun}", f"2 {many}", f"1,000 {many}"]
-    assert (plural(1, noun), plural(0, noun)) == (noun, many)
+    assert [counted(number, noun) for number in (0, 1, 1000)] == [f"0 {many}", f"1 {noun}", f"1,000 {many}"]
+    assert plural(1, noun) == noun
 
 
 @pytest.mark.parametrize(

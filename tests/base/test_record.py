@@ -62,20 +62,13 @@ def test_a_record_fits_the_schema_and_is_read_back_as_it_was_written(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"surprise": 1}, "surprise"),
-        ({"verdict": "passed"}, "passed"),
-        ({"exit_code": 5}, "5"),
-        ({"schema_version": "2"}, "2"),
-        ({"scenarios": [{"id": "a/b"}]}, "required"),
-        ({"seed": "1"}, "type"),
-    ],
+    "change",
+    [{"surprise": 1}, {"verdict": "passed"}, {"exit_code": 5}, {"schema_version": "2"}, {"seed": "1"}],
+    ids=str,
 )
-def test_the_schema_refuses_what_is_not_a_record(change: dict[str, object], complaint: str) -> None:
-    raw = {**json.loads(PASSED.to_json()), **change}
-    with pytest.raises(jsonschema.ValidationError, match=complaint):
-        check_fits(raw)
+def test_the_schema_refuses_what_is_not_a_record(change: dict[str, object]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        check_fits({**json.loads(PASSED.to_json()), **change})
 
 
 @pytest.mark.parametrize("value", DEFINITIONS, ids=lambda value: value.__name__)
@@ -102,43 +95,15 @@ def test_the_worst_verdict_wins(verdicts: list[Verdict], worst: Verdict) -> None
     assert Verdict.worst(verdicts) is worst
 
 
-def test_exit_codes_of_verdicts() -> None:
-    assert [verdict.exit_code for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNKNOWN)] == [0, 1, 4]
-
-
 def test_evidence_adds_up_and_none_stays_none() -> None:
     one = Evidence(schedules=1, retractions=2, words_verified={"latent": 3}, observed={"hit": 1})
     two = Evidence(
-        schedules=4,
-        transfers=5,
-        words_verified={"latent": 6, "metadata": 7},
-        observed={"hit": 2, "abort": 3},
-        situations={"request/running/abort": 2},
+        schedules=4, transfers=5, words_verified={"latent": 6, "k": 7}, observed={"hit": 2}, situations={"a": 2}
     )
     total = one.plus(two)
     assert (total.schedules, total.retractions, total.transfers, total.aborts) == (5, 2, 5, None)
-    assert total.words_verified == {"latent": 9, "metadata": 7}
-    assert total.observed == {"hit": 3, "abort": 3}
-    assert total.situations == {"request/running/abort": 2}
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (FAILED.to_json()[:200], "truncated"),
-        ("[]", "expected a run record with schema_version, got list"),
-        ('{"schema_version": "6"}', "expected schema_version '1', got '6': another version of kvcheck wrote it"),
-        ('{"schema_version": 1}', "expected schema_version '1', got 1: another version"),
-        ('{"schema_version": "1"}', "not a complete run record"),
-        (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
-    ],
-)
-def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=complaint):
-        read_record(tmp_path)
-    with pytest.raises(UsageError):
-        read_record(tmp_path / "missing")
+    assert (total.words_verified, total.observed) == ({"latent": 9, "k": 7}, {"hit": 3})
+    assert total.situations == {"a": 2}
 
 
 Place = tuple[str | int, ...]
@@ -188,31 +153,38 @@ def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path
     assert refused > 500
 
 
+def damaged(place: Place, damage: object) -> str:
+    return json.dumps(changed(json.loads(FAILED.to_json()), place, damage))
+
+
+def lasting(number: str) -> str:
+    return PASSED.to_json().replace('"duration_s": 4.875', f'"duration_s": {number}')
+
+
 @pytest.mark.parametrize(
-    ("place", "damage", "complaint"),
+    ("text", "complaint"),
     [
-        (("findings", 0, "code"), 5, r"record\.findings\[0\]\.code: expected str, got int"),
-        (("evidence", "words_verified"), {"x": "x"}, r"words_verified\.x: expected int, got str"),
-        (("evidence", "events"), True, "events: expected int, got bool"),
-        (("plan",), {"a": nested(40)}, "at most 32 levels"),
-        (("environment",), {"x": 10**21}, r"environment\.x: expected a number of at most 20 digits"),
-        (("findings", 0), {}, r"findings\[0\]: the key 'buffer' is missing"),
+        (FAILED.to_json()[:200], "truncated"),
+        ("[]", "expected a run record with schema_version, got list"),
+        *((f'{{"schema_version": {each}}}', f"got {each}: another v".replace('"', "'")) for each in ('"6"', "1")),
+        ('{"schema_version": "1"}', "not a complete run record"),
+        (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
+        (damaged(("findings", 0, "code"), 5), r"record\.findings\[0\]\.code: expected str, got int"),
+        (damaged(("evidence", "words_verified"), {"x": "x"}), r"words_verified\.x: expected int, got str"),
+        (damaged(("evidence", "events"), True), "events: expected int, got bool"),
+        (damaged(("plan",), {"a": nested(40)}), "at most 32 levels"),
+        (damaged(("environment",), {"x": 10**21}), r"environment\.x: expected a number of at most 20 digits"),
+        (damaged(("findings", 0), {}), r"findings\[0\]: the key 'buffer' is missing"),
+        *((lasting(each), None) for each in ("NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "[" * 100_000)),
     ],
+    ids=lambda value: str(value)[-40:],
 )
-def test_a_key_of_another_type_is_refused_by_name(place: Place, damage: object, complaint: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(changed(json.loads(FAILED.to_json()), place, damage)), encoding="utf-8")
+def test_a_file_that_is_no_record_is_refused_by_its_key(text: str, complaint: str | None, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=complaint):
-        read_record(path)
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "[" * 100_000])
-def test_json_that_python_cannot_hold_is_refused(number: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(PASSED.to_json().replace('"duration_s": 4.875', f'"duration_s": {number}'), encoding="utf-8")
-    assert number in path.read_text(encoding="utf-8")
+        read_record(tmp_path)
     with pytest.raises(UsageError):
-        read_record(path)
+        read_record(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(

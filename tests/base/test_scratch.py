@@ -29,22 +29,18 @@ def parent(kind: str) -> Path:
         return folder.path.parent
 
 
-def test_stores_lie_in_memory_and_other_folders_do_not(memory: Path, tmp_path: Path) -> None:
-    assert parent("store") == memory
-    assert parent("ranks") == tmp_path / "usual"
-
-
-def test_a_folder_that_was_named_is_used(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert parent("store") == tmp_path
-
-
-def test_full_or_missing_memory_is_left_alone(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_lie_in_memory_with_room_and_other_folders_do_not(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (parent("store"), parent("ranks")) == (memory, tmp_path / "usual")
     monkeypatch.setattr(scratch, "ROOM_BYTES", 1 << 60)
     assert parent("store") == tmp_path / "usual"
     monkeypatch.setattr(scratch, "ROOM_BYTES", 1)
     monkeypatch.setattr(scratch, "MEMORY", tmp_path / "missing")
     assert parent("store") == tmp_path / "usual"
+    monkeypatch.setattr(scratch, "MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert parent("store") == tmp_path, "a folder that was named is used"
 
 
 def test_stores_of_dead_runs_are_removed_from_memory_too(memory: Path) -> None:

@@ -34,7 +34,7 @@ from kvcheck.core.cache.backend.backend import Lane, Place
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.pool import KVPool
-from kvcheck.core.report.comparison.compare import LEAST_RUNS, trend_of
+from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.result import gated_rows
 from kvcheck.core.report.prices import has_price
@@ -213,9 +213,8 @@ def test_rows_of_threads_are_checks_and_no_prices(tmp_path: Path, capsys: pytest
     assert "right, no price" in page and "µs" not in page.partition('id="prices"')[2]
     junit = (tmp_path / "junit.xml").read_text(encoding="utf-8")
     assert "right in 6 rounds" in junit and "ratio" not in junit
-    runs = [replace(record, run_id=str(number), started_at=str(number)) for number in range(LEAST_RUNS)]
-    trend = trend_of(runs)
-    assert trend is not None and not trend.prices
+    (table,) = compare([record, replace(record, run_id="again")]).tables
+    assert not table.prices
     budget = Budget(case="layer-load", arm="layer-wise", baseline="no-wait", max_ratio=9)
     gated, problems, _ = gated_rows([record], [budget])
     assert not gated and len(problems) == 1 and "not measured" in problems[0].message

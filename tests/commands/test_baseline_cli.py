@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from report.test_baseline import run as made
 from rigs.gate import of_this_build, vllm_run
-from rigs.literal_record import FOREIGN, PASSED
+from rigs.literal_record import FOREIGN
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord
@@ -86,49 +86,3 @@ def test_show_marks_what_has_expired(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(file.read_text().replace("2999-01-01", "2020-01-01"))
     assert run(["baseline", "show", str(file)]) == 0
     assert "EXPIRED 2020-01-01: issue 7" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["save", "RUN", "known.toml", *WHOSE[:4], "--expires", "soon"], "--expires 'soon': expected a date"),
-        (["save", "RUN", "known.toml", *WHOSE[:4], "--expires", "2020-01-01"], "a date that has passed"),
-        (["save", "RUN", "known.toml", "--owner", " ", *WHOSE[2:]], "--owner: expected a text"),
-        (["save", "RUN", "there.toml", *WHOSE], "expected a file that is not there yet"),
-        (["save", "PASSED", "known.toml", *WHOSE], "no finding and no UNKNOWN"),
-        (["save", "CUT", "known.toml", *WHOSE], "was cut short"),
-        (["save", "nothing", "known.toml", *WHOSE], "no run 'nothing'"),
-        (["accept", "RUN", "7", "known.toml", *WHOSE], "has no finding and no UNKNOWN cell '7'; its findings: 1"),
-        (["accept", "RUN", "2", "known.toml", *WHOSE], "is a symptom of"),
-        (["accept", "RUN", "known.toml", *WHOSE], "expected one finding as RUN#N"),
-        (["accept", "RUN", "1", "2", "known.toml", *WHOSE], "expected one finding as RUN#N"),
-        (["accept", "nothing#1", "known.toml", *WHOSE], "no run 'nothing'"),
-        (["prune", "absent.toml", "RUN"], "No such file or directory"),
-        (["show", "there.toml"], "expected TOML"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.toml").write_text("[[")
-    symptom = replace(FOREIGN, code="KV501", oracle="output", cause=f"{PASSED.run_id}.1")
-    runs = {
-        "RUN": made(FOREIGN, symptom),
-        "PASSED": replace(PASSED, run_id="20260102-030499-0003"),
-        "CUT": replace(made(FOREIGN), run_id="20260102-030499-0004", complete=False),
-    }
-    named = [stored(tmp_path, runs[word]) if word in runs else word for word in arguments]
-    assert run(["baseline", *named]) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
-    assert not (tmp_path / "known.toml").exists()
-
-
-def test_strict_needs_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["gate", "x", "--strict-baseline"]) == 2
-    assert "expected --baseline FILE" in capsys.readouterr().err

@@ -1,14 +1,9 @@
-"""`kvcheck bench serve` against servers that speak as engines do: exit codes, rows, refusals, what reads its runs.
-
-Invariants:
-- Nothing here compares times that a machine took: prices are judged in tests/live/prices.
-"""
+"""`kvcheck bench serve` against servers that speak as engines do: exit codes, rows, refusals, what reads its runs."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,60 +11,26 @@ from typing import Any
 import pytest
 from fakes.server import Fake
 from fakes.speech import KEY
-from rigs.known_answers import small
+from rigs.server_runs import ALPHABET, Commands
 
 from kvcheck.commands import bench_serve
 from kvcheck.commands.main import run
-from kvcheck.core.base.record import RunRecord, Verdict, read_record
+from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.base.server_facts import SERVE_CASES
-from kvcheck.core.live import health
-from kvcheck.core.live.prices import side
 from kvcheck.core.live.prices.bench import ServeBench
-from kvcheck.core.model.alphabet import Alphabet
-from kvcheck.core.model.folder import write_model
 
-PARAMETERS = small(nodes=1024, digits=6)
-ALPHABET = Alphabet(PARAMETERS)
+pytestmark = pytest.mark.usefixtures("no_waits")
 SIZES = ("--requests", "8", "--concurrency", "2", "--prompt", "96", "--answer", "6", "--rounds", "6")
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("known-answers") / "model"
-    write_model(PARAMETERS, folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side, "SETTLE_S", 0.0)
-    monkeypatch.setattr(health, "PAUSE_S", 0.01)
-
-
-@pytest.fixture(params=("sglang", "vllm"))
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield str(request.param)
-
-
-class Asked:
-    """Runs kvcheck against fake servers."""
-
+class Asked(Commands):
     def __init__(self, model: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.model, self.out, self.capsys = model, out, capsys
+        super().__init__(out, capsys)
+        self.model = model
 
     def __call__(self, url: str, *arguments: str) -> tuple[int, str]:
         words = ["bench", "serve", url, "--known-answers", str(self.model), "--out", str(self.out)]
-        code = run([*words, *SIZES, "--seed", "1", *arguments])
-        said = self.capsys.readouterr()
-        return code, said.out + said.err
-
-    @property
-    def folder(self) -> Path:
-        (folder,) = self.out.iterdir()
-        return folder
-
-    def record(self) -> RunRecord:
-        return read_record(self.folder)
+        return self.said(*words, *SIZES, "--seed", "1", *arguments)
 
 
 @pytest.fixture
@@ -100,9 +61,7 @@ def test_one_server_is_compared_with_and_without_reuse(engine: str, ask: Asked) 
     assert all(row.device == engine and row.shape == "llama-4x4x64" and row.size == "8x96+6@2" for row in record.bench)
     rows = [line.split() for line in said.splitlines() if line.startswith(" PASS  serve-")]
     assert [row[1:] for row in rows] == [[case, "6", "rounds"] for case in SERVE_CASES], "no words and no seconds"
-    assert "cached of the prompts: reuse" in said and "tokens/s" in said and "integrity/reuse" in said
-    facts = record.environment["server"]
-    assert isinstance(facts, dict) and facts["engine"] == engine
+    assert ask.server_facts()["engine"] == engine
 
 
 def test_two_servers_get_the_same_load_in_other_tokens(ask: Asked) -> None:
@@ -118,8 +77,8 @@ def test_two_servers_get_the_same_load_in_other_tokens(ask: Asked) -> None:
     a_pass = 8 + 2 + 1  # timed, the groups' prompts, and the prompt of the position test
     assert (len(sizes[0]), len(sizes[1])) == (a_pass * (1 + 4 * 6), a_pass * (1 + 2 * 6))
     assert sorted(sizes[0][:a_pass]) == sorted(sizes[1][:a_pass]) and not asked[0] & asked[1]
-    facts = record.environment["server"]
-    assert isinstance(facts, dict) and (facts["engine"], facts["versus.engine"]) == ("sglang", "vllm")
+    facts = ask.server_facts()
+    assert (facts["engine"], facts["versus.engine"]) == ("sglang", "vllm")
 
 
 def test_a_wrong_token_fails_the_run_and_no_price_is_a_measurement(engine: str, ask: Asked) -> None:
@@ -158,56 +117,14 @@ def test_prompts_that_come_back_after_a_flood_are_for_two_servers_that_say_their
     assert most == (1 + 4) * (11 + 7)  # seven requests of 104 tokens are 130 % of 512
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["sglang", "--known-answers", "MODEL"], "URL: expected http://HOST:PORT, got 'sglang'"),
-        (["http://127.0.0.1:1"], "Missing option '--known-answers': The model that the server serves"),
-        (["http://127.0.0.1:1", "--known-answers", "/nowhere"], "is no known-answer model"),
-        (["http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
-        (["http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
-        (["http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
-        (["http://127.0.0.1:1", "--load", "fresh", "--known-answers", "MODEL"], "--load fresh: it is for two servers"),
-        (
-            ["http://h", "--versus", "http://h", "--load", "mixed", "--known-answers", "MODEL"],
-            "expected one of shared, fresh, returning",
-        ),
-        (
-            ["http://127.0.0.1:1", "--versus", "x", "--known-answers", "MODEL"],
-            "--versus: expected http://HOST:PORT, got 'x'",
-        ),
-        (
-            ["http://127.0.0.1:1", "--precision", "nan", "--known-answers", "MODEL"],
-            "--precision: expected a number above 0",
-        ),
-        (["http://127.0.0.1:1", "--timeout", "nan", "--known-answers", "MODEL"], "--timeout: expected"),
-        (["http://127.0.0.1:1", "--rounds", "0", "--known-answers", "MODEL"], "--rounds: expected at least 1"),
-        (["http://127.0.0.1:1", "--known-answers", "MODEL", "--requests", "0"], "--requests: expected 1"),
-        (["http://127.0.0.1:1", "--known-answers", "MODEL", "--concurrency", "0"], "--concurrency: expected 1"),
-        (["http://127.0.0.1:1", "--known-answers", "MODEL", "--prompt", "4"], "--prompt: expected at least"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line_and_exit_2(
-    arguments: list[str], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(model) if word == "MODEL" else word for word in arguments]
-    assert run(["bench", "serve", *words, "--out", str(tmp_path / "runs")]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and said in shown.err and len(shown.err.splitlines()) == 1
-    assert "secret" not in shown.err and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--prompt", "510"), "expected at most 512 tokens together"),
-        (("--load", "returning", "--versus", "SAME"), "fill the pool"),
-    ],
-)
-def test_a_load_that_the_server_cannot_take_is_refused(arguments: tuple[str, ...], said: str, ask: Asked) -> None:
+def test_a_load_that_the_server_cannot_take_is_refused(ask: Asked) -> None:
     with fake("sglang", pool=1 << 22) as server:
-        code, shown = ask(server.url, *(server.url if word == "SAME" else word for word in arguments))
-    assert code == 2 and said in shown and not ask.out.exists()
+        for words, told in (
+            (["--prompt", "510"], "expected at most 512 tokens together"),
+            (["--load", "returning", "--versus", server.url], "fill the pool"),
+        ):
+            code, said = ask(server.url, *words)
+            assert code == 2 and told in said and not ask.out.exists()
 
 
 def test_another_model_is_refused(engine: str, ask: Asked) -> None:
@@ -223,8 +140,7 @@ def test_a_key_is_sent_and_recorded_nowhere(engine: str, ask: Asked, monkeypatch
     monkeypatch.setenv("SERVER_KEY", KEY)
     with fake(engine, "needs-key") as server:
         code, said = ask(server.url, "--key-env", "SERVER_KEY", "--rounds", "1")
-    assert code == 4, said
-    assert KEY not in said
+    assert code == 4 and KEY not in said, said
     assert all(KEY not in path.read_text(encoding="utf-8") for path in ask.folder.iterdir() if path.is_file())
 
 
@@ -240,9 +156,12 @@ def test_without_leave_nothing_is_flushed_and_with_it_before_each_pass(engine: s
 def test_an_interrupt_keeps_the_finished_rounds(engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ServeBench.add_round
 
+    def interrupt(name: str, answered: int) -> None:
+        raise KeyboardInterrupt
+
     def stops(bench: ServeBench, **how: Any) -> bool:
         if len(bench.rounds.times) == 6:
-            how["told"] = _interrupts
+            how["told"] = interrupt
         return whole(bench, **how)
 
     monkeypatch.setattr(ServeBench, "add_round", stops)
@@ -252,10 +171,6 @@ def test_an_interrupt_keeps_the_finished_rounds(engine: str, ask: Asked, monkeyp
     assert code == 130 and not record.complete, said
     assert [len(row.ratios) for row in record.bench] == [6] * 3 and "interrupted: the finished rounds are kept" in said
     assert verdicts(record)["integrity/fresh"] is Verdict.PASS
-
-
-def _interrupts(name: str, answered: int) -> None:
-    raise KeyboardInterrupt
 
 
 def test_the_time_limit_ends_a_run_and_says_so(engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +194,6 @@ def test_reports_gate_and_compare_take_its_runs(ask: Asked, tmp_path: Path, caps
     first, second = sorted(ask.out.iterdir())
     page = (first / "report.html").read_text(encoding="utf-8")
     assert "integrity/fresh" in page and "integrity/reuse" in page
-    assert "The same requests went to both in turn" in page and 'class="dots"' in page and "A decode step" not in page
     with (first / "bench.csv").open(encoding="utf-8", newline="") as stream:
         assert [row["case"] for row in csv.DictReader(stream)] == list(SERVE_CASES)
     assert run(["gate", str(first), str(second)]) == 0

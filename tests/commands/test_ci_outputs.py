@@ -1,8 +1,4 @@
-"""`-o` with formats for CI: where they are written, what goes to stdout, what is refused before a run.
-
-Invariants:
-- No test depends on the GITHUB_STEP_SUMMARY of the machine that runs it.
-"""
+"""`-o` with formats for CI: where they are written, what goes to stdout, what is refused before a run."""
 
 from __future__ import annotations
 
@@ -69,29 +65,6 @@ def test_without_a_file_for_the_summary_the_commands_are_printed_and_a_warning(
     printed = capsys.readouterr()
     assert ci_readers.github(printed.out) and printed.out.endswith(" exit 1\n")
     assert printed.err.startswith("kvcheck: warning: ") and "step summary" in printed.err
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (["report", "RUN", "-o", "junit=-"], "only github goes to stdout"),
-        (["report", "RUN", "-o", "html=-"], "only github goes to stdout"),
-        (["gate", "RUN", "-o", "github=-", "--format", "json"], "stdout is the JSON"),
-        ([*GIVEN, "-o", "github=-", "--format", "json"], "stdout is the JSON"),
-        (["bench", "-o", "github=-", "--format", "json"], "stdout is the JSON"),
-        (["selftest", "-o", "github=-", "--format", "json"], "stdout is the JSON"),
-        ([*GIVEN, "-o", "junit"], "expected FORMAT=PATH"),
-        ([*GIVEN, "-o", "juint=x.xml"], "did you mean 'junit'"),
-    ],
-)
-def test_what_cannot_be_printed_is_refused_before_a_run(
-    given: list[str], why: str, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [FAILED.run_id if word == "RUN" else word for word in given]
-    assert run([*words, "--out", str(stored)]) == 2
-    printed = capsys.readouterr()
-    assert why in printed.err and printed.out == ""
-    assert len([*stored.iterdir()]) == 2, "no run was begun"
 
 
 def test_several_runs_get_a_file_each_with_its_ending(stored: Path, tmp_path: Path) -> None:

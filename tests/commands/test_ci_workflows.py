@@ -1,9 +1,4 @@
-"""docs/ci: each file is well formed, hides no verdict, and says by its own steps what a change brings.
-
-Invariants:
-- Steps are run as they are printed. What they would install is written down instead, and the engine of a fork, which is
-  not there, is a mutant of kvcheck's own cache.
-"""
+"""docs/ci: each file is well formed, hides no verdict, and says by its own steps what a change brings."""
 
 from __future__ import annotations
 
@@ -53,13 +48,8 @@ def test_a_workflow_is_well_formed(name: str) -> None:
         ((b"          kvcheck gate ", b"          kvcheck report "), "a verdict is kept and not judged"),
         ((b"  pull_request:", b"  pull_request_target:"), "trigger"),
         ((b"kvcheck $ARGUMENTS", b"kvcheck ${{ github.head_ref }}"), "an expression in a script"),
-        ((b"    timeout-minutes: 45\n", b""), "no timeout-minutes"),
         ((b"    runs-on:", b"    run-on:"), "unknown key 'run-on'"),
-        ((b"      - name: kvcheck\n        run", b"      - name: kvcheck\n        ran"), "unknown key 'ran'"),
-        (
-            (b"-o github=-\n", b"-o github=-\n      - name: again\n        run: kvcheck gate x\n"),
-            "one step",
-        ),
+        ((b"-o github=-\n", b"-o github=-\n      - name: again\n        run: kvcheck gate x\n"), "one step"),
     ],
 )
 def test_a_fault_of_a_workflow_is_seen(change: tuple[bytes, bytes], fault: str) -> None:
@@ -121,16 +111,6 @@ def test_a_pull_request_that_brings_a_bug_back_is_red_and_named(brings: str | No
     assert "#1 --out build/kvcheck/runs" in line and line.removeprefix("next: ") in done.summary
 
 
-@pytest.mark.processes(starts=True)
-def test_a_run_that_judges_too_little_stops_the_pull_request_too(tmp_path: Path) -> None:
-    _, workflow = read("github-pull-request.yml")
-    short = f"{CELL} --min-schedules 3 --max-time 0.01"
-    done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env={**workflow["env"], "ARGUMENTS": short})
-    assert (done.exit_code, done.failed) == (4, "kvcheck"), done.output
-    suite = ci_readers.junit((tmp_path / "build/kvcheck/junit.xml").read_text(encoding="utf-8"))
-    assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
-
-
 KNOWN = """
 [[unknown]]
 cell = "retract-resume/glm-5.1-tiny"
@@ -142,16 +122,20 @@ expires = 2099-01-01
 
 
 @pytest.mark.processes(starts=True)
-@pytest.mark.parametrize(("says", "code"), [("its time was up", 0), ("another reason", 4)])
-def test_what_a_baseline_knows_is_green_and_all_else_is_not(says: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("says", "code"), [(None, 4), ("its time was up", 0), ("another reason", 4)])
+def test_too_little_stops_a_pull_request_unless_the_baseline_knows_it(
+    says: str | None, code: int, tmp_path: Path
+) -> None:
     _, workflow = read("github-pull-request.yml")
     (tmp_path / "known.toml").write_text(KNOWN.format(says=says))
-    short = f"{CELL} --min-schedules 3 --max-time 0.01"
-    env = {**workflow["env"], "ARGUMENTS": short, "BASELINE": "known.toml"}
+    env = {**workflow["env"], "ARGUMENTS": f"{CELL} --min-schedules 3 --max-time 0.01"}
+    if says is not None:
+        env["BASELINE"] = "known.toml"
     done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env=env)
     assert done.exit_code == code, done.output
-    suite = ci_readers.junit((tmp_path / "build/kvcheck/gate.xml").read_text(encoding="utf-8"))
-    assert (suite.get("skipped"), suite.get("errors")) == ("1", "0" if code == 0 else "1")
+    of = "junit" if says is None else "gate"
+    suite = ci_readers.junit((tmp_path / f"build/kvcheck/{of}.xml").read_text(encoding="utf-8"))
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0" if code == 0 else "1")
 
 
 @pytest.mark.processes(starts=True)

@@ -1,8 +1,4 @@
-"""The command line under abuse: hostile text, full disks, missing libraries, damaged folders, impatient users.
-
-Invariants:
-- Whatever happens around a run, its verdict is printed and kept, or the command ends before it runs.
-"""
+"""The command line under abuse: hostile text, full disks, missing libraries, damaged folders, impatient users."""
 
 from __future__ import annotations
 
@@ -136,10 +132,10 @@ def test_a_full_disk_behind_stdout_is_no_crash(command: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("$KVCHECK list shapes >&-", 0),
+        ("$KVCHECK list shapes 2>/dev/null >&-", 2),
         ("$KVCHECK nope 2>&-", 2),
-        (f"$KVCHECK {' '.join(SMALL)} >&- 2>&- <&-", 0),
-        (f"$KVCHECK {' '.join(SMALL)} --requests 1 >&-", 4),
+        (f"$KVCHECK {' '.join(SMALL)} >&- 2>&- <&-", 2),
+        (f"$KVCHECK {' '.join(SMALL)} 2>&- <&- >/dev/null", 0),
         ("$KVCHECK nope 2>/dev/full", 2),
         ("{ $KVCHECK --help; echo $? >code; } | true; exit $(cat code)", 141),
     ],
@@ -170,20 +166,6 @@ def test_an_interrupt_within_a_long_import_is_answered(
     assert capsys.readouterr().err == "kvcheck: interrupted: it ends as soon as the libraries are loaded\n"
 
 
-def test_an_import_is_not_interrupted_but_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "interrupted_import.py").write_text(
-        "import sys\nfrom kvcheck.commands.main import _Interrupts\n_Interrupts()(2, sys._getframe())\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    before = signal.getsignal(signal.SIGALRM)
-    try:
-        importlib.import_module("interrupted_import")
-        with pytest.raises(KeyboardInterrupt):
-            signal.pause()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
@@ -201,38 +183,6 @@ def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPat
 
 BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1", "--no-reports"]
 BROKEN += ["--requests", "12"]
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["csv=file"], "cannot write file: File exists"),
-        (["html=file/page.html"], "cannot write file: File exists"),
-        (["json=folder"], "cannot write folder/run.json: expected the name of a file, got a folder"),
-        (["html=a", "html=a"], "two reports would be written to a;"),
-        (["html=b.x", "csv=b.x"], "two reports would be written to b.x;"),
-        (["csv=b.x", "html=b.x"], "two reports would be written to b.x;"),
-        (["html=c/findings.csv", "csv=c"], "two reports would be written to c;"),
-        (["html=a", "html=folder/../a"], "two reports would be written to folder/../a;"),
-    ],
-)
-@pytest.mark.parametrize("command", [BROKEN, ["selftest", "offload-skips-index-buffer"]], ids=["stress", "selftest"])
-def test_an_output_that_cannot_be_written_is_refused_before_the_run(
-    command: list[str],
-    options: list[str],
-    complaint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    Path("folder/run.json").mkdir(parents=True)
-    assert run([*command, *(word for option in options for word in ("-o", option))]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert complaint in printed.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 @pytest.mark.schedules
@@ -295,13 +245,6 @@ def test_destinations_are_what_a_writer_writes(format_name: str, name: str, tmp_
     said = destinations(format_name, tmp_path / name)
     WRITERS.load(format_name)(FAILED, tmp_path / name)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(said)
-
-
-def test_a_report_does_not_replace_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = RunStore(tmp_path).save(FAILED)
-    assert run(["report", str(path), "-o", f"html={path}"]) == 2
-    assert "expected another file than the record" in capsys.readouterr().err
-    assert path.read_text(encoding="utf-8") == FAILED.to_json()
 
 
 @pytest.mark.schedules

@@ -1,15 +1,10 @@
-"""Shell completion: commands, their options and subcommands, as a shell asks for them.
-
-Invariants:
-- The shell asks by variables, and the answer stands on stdout, a line each.
-"""
+"""Shell completion: commands, their options and subcommands, as a shell asks for them."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvcheck.commands import main
-from kvcheck.commands.elsewhere import COMMANDS_THAT_MOVED
 
 
 def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -44,21 +39,3 @@ def test_the_script_for_a_shell_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert main.run(["--help"]) == 0
     printed = capsys.readouterr().out
     assert "--install-completion" in printed and "--show-completion" in printed
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("stres", "no command 'stres'; did you mean 'stress'?; see kvcheck --help"),
-        ("prob", "no command 'prob'; did you mean 'probe'?; see kvcheck --help"),
-        ("7", "no command '7'; known: stress, "),
-        *(
-            (name, f"no command {name!r}; {to}")
-            for name, to in COMMANDS_THAT_MOVED.items()
-            if name not in main.COMMANDS
-        ),
-    ],
-)
-def test_a_misspelt_command_gets_a_hint(name: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([name, "--shape", "x"]) == 2
-    assert told in capsys.readouterr().err

@@ -1,8 +1,4 @@
-"""The Dockerfile: what it names is in this tree, and the image it makes runs kvcheck where docker is there.
-
-Invariants:
-- Without a docker that answers, the image is not tried, and a skip says so.
-"""
+"""The Dockerfile: what it names is in this tree, and the image it makes runs kvcheck where docker is there."""
 
 from __future__ import annotations
 
@@ -18,22 +14,11 @@ TEXT = (ROOT / "Dockerfile").read_text()
 DOCKER = shutil.which("docker")
 
 
-def docker_answers() -> bool:
-    """Whether there is a docker whose daemon takes orders."""
-    if DOCKER is None:
-        return False
-    asked = subprocess.run([DOCKER, "version", "--format", "{{.Server.Version}}"], capture_output=True, check=False)
-    return asked.returncode == 0
-
-
-def test_it_installs_the_pinned_torch_and_the_libraries_that_the_makefile_names() -> None:
+def test_what_it_names_is_in_the_tree_and_it_does_not_run_as_root() -> None:
     (pinned,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.M)
     assert f"pip install --no-cache-dir {pinned} --index-url" in TEXT
     (libraries,) = re.findall(r"^MOONCAKE_LIBRARIES := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert all(name in TEXT for name in libraries.split())
-
-
-def test_what_it_copies_is_there_and_it_does_not_run_as_root() -> None:
     copied = [name for line in re.findall(r"^COPY (.*) \S+$", TEXT, re.M) for name in line.split()]
     assert copied and all((ROOT / name).exists() for name in copied)
     assert TEXT.index("\nUSER user") < TEXT.index("\nENTRYPOINT")
@@ -41,7 +26,7 @@ def test_what_it_copies_is_there_and_it_does_not_run_as_root() -> None:
 
 @pytest.mark.processes
 def test_the_image_runs_kvcheck() -> None:
-    if DOCKER is None or not docker_answers():
+    if DOCKER is None or subprocess.run([DOCKER, "version"], capture_output=True, check=False).returncode:
         pytest.skip("needs a docker whose daemon answers: docker version")
     subprocess.run([DOCKER, "build", "-q", "-t", "kvcheck-test", str(ROOT)], check=True)
     command = [DOCKER, "run", "--rm", "kvcheck-test", "stress", "retract-resume", "--shape", "llama-3-tiny"]

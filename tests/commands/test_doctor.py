@@ -1,8 +1,4 @@
-"""doctor tells what is missing and how to get it; list and explain show every table, and name the near match.
-
-Invariants:
-- What a machine lacks is simulated here; no test depends on a GPU, on Mooncake or on a quiet machine.
-"""
+"""doctor tells what is missing and how to get it; list and explain show every table, and name the near match."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from typer.testing import CliRunner
 from kvcheck.commands import doctor as module
 from kvcheck.commands import main
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.cache.backend import cuda
 from kvcheck.core.cache.backend.threads import ThreadDevice
@@ -77,16 +73,8 @@ def test_doctor_has_a_line_for_each_component_and_exits_0(tmp_path: Path) -> Non
     code, output, error = run("doctor", "--out", str(tmp_path))
     assert code == 0, error
     lines = output.splitlines()
-    names = [
-        *module.REQUIRED,
-        *module.OPTIONAL,
-        "python",
-        "torch threads",
-        "CUDA device",
-        "CPU noise",
-        "temporary folders",
-        "reports folder",
-    ]
+    others = ("python", "torch threads", "CUDA device", "CPU noise", "temporary folders", "reports folder")
+    names = [*module.REQUIRED, *module.OPTIONAL, *others]
     for name in names:
         assert sum(bool(re.match(rf"\w+ +{re.escape(name)}  ", line)) for line in lines) == 1, name
     assert {line.split()[0] for line in lines[:-1]} <= set(STATES)
@@ -121,12 +109,10 @@ def test_doctor_names_the_cuda_device_and_tries_its_holds(tmp_path: Path, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: a == 0)
     monkeypatch.setattr(cuda, "CudaDevice", lambda index: ThreadDevice())
     _, output, _ = run("doctor", "--out", str(tmp_path))
     assert re.search(r"ok +CUDA device +2 x NVIDIA H200", output)
     assert re.search(r"ok +held lanes +a hold is let go in \d+ us and ends by itself after \d+ ms", output)
-    assert re.search(r"ok +peer access +1 of 2 pairs: 0 to 1", output)
 
 
 def test_doctor_says_why_holds_could_not_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +125,6 @@ def test_doctor_says_why_holds_could_not_be_tried(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(cuda, "CudaDevice", lost)
     _, output, _ = run("doctor", "--out", str(tmp_path))
     assert re.search(r"unknown +held lanes +the device failed: CUDA error: unspecified launch failure\s", output)
-    assert re.search(r"ok +peer access +one device alone", output)
 
 
 @pytest.mark.parametrize(
@@ -170,20 +155,6 @@ def test_list_shows_every_kind_with_a_line_about_each_row(kind: str) -> None:
     assert all(row["name"] and row["about"] for row in rows), rows
     plain = run("list", kind)[1]
     assert all(f"{row['name']} " in plain for row in rows)
-
-
-@pytest.mark.parametrize("kind", module.KINDS)
-def test_row_is_one_plain_sentence(kind: str) -> None:
-    for row in json.loads(run("list", kind, "--json")[1]):
-        about = row["about"]
-        assert about.endswith(".") and ". " not in about and (len(about) <= 110 or kind == "probes"), row
-        assert about[0].isupper() or kind in ("shapes", "codes", "probes"), row
-        assert "Raises" not in about and "`" not in about, row
-
-
-@pytest.mark.parametrize("text", ["", "One. Two.", "No end"])
-def test_first_sentence_of_a_text(text: str) -> None:
-    assert module._sentence(text) == {"One. Two.": "One."}.get(text, text)
 
 
 ACCEPTED = {
@@ -223,61 +194,23 @@ def test_a_long_list_is_named_instead_of_printed(argv: list[str], capsys: pytest
     assert f"expected one of {listed} names; see kvcheck list mutants" in capsys.readouterr().err
 
 
-def test_list_of_an_unknown_kind_lists_the_kinds() -> None:
-    error = run("list", "shape")[2]
-    assert isinstance(error, UsageError)
-    assert "known: scenarios, shapes, oracles" in str(error) and "did you mean 'shapes'" in str(error)
-
-
 def test_list_shows_a_row_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     table: Registry[object] = Registry("transport", {"far": "kvcheck_no_such_module:Far"})
     monkeypatch.setattr("kvcheck.core.cache.transfer.TRANSPORTS", table)
     assert "far  It is not usable here: No module named 'kvcheck_no_such_module'." in run("list", "transports")[1]
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_explain_every_code(code: str) -> None:
-    status, output, _ = run("explain", code.lower())
-    assert status == 0
-    for part in (CODES[code].title, CODES[code].meaning, CODES[code].usual_cause, CODES[code].seen_in):
-        assert part in output
-    assert json.loads(run("explain", code, "--json")[1])["code"] == code
-
-
-@pytest.mark.parametrize("kind", module.EXPLAINED_KINDS)
-def test_explain_every_card(kind: str) -> None:
-    names = list(module.things(kind))
-    assert names
-    for name in names:
-        card = json.loads(run("explain", name.upper(), "--json")[1])
-        assert card.pop(kind.removesuffix("s")) == name
-        assert card and all(card.values()), name
-
-
-@pytest.mark.parametrize("kind", [kind for kind in module.KINDS if kind not in (*module.EXPLAINED_KINDS, "codes")])
-def test_explain_what_a_list_prints(kind: str) -> None:
+@pytest.mark.parametrize("kind", module.KINDS)
+def test_explain_every_name_of_every_list(kind: str) -> None:
     """A name that two lists have is explained by the first of them."""
     for name in module.things(kind):
         card = json.loads(run("explain", name, "--json")[1])
         assert name in card.values() and len(card) > 1 and all(card.values()), name
 
 
-def test_explain_a_letter() -> None:
+def test_explain_takes_letters_and_codes_in_any_case() -> None:
+    assert CODES["KV304"].meaning in run("explain", "kv304")[1]
     assert run("explain", "a")[1].startswith("bug: a: what a retracted request gets back")
-
-
-@pytest.mark.parametrize(("name", "near"), [("KV12", "KV102"), ("kv0102", "KV102"), ("contnt", "content")])
-def test_explain_of_an_unknown_name_gives_the_near_match(name: str, near: str) -> None:
-    error = run("explain", name)[2]
-    assert isinstance(error, UsageError) and error.exit_code == 2
-    assert f"did you mean '{near}'" in str(error)
-
-
-@pytest.mark.parametrize("command", ["doctor", "list", "explain"])
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([command, "--help"]) == 0
-    _, _, example = capsys.readouterr().out.partition("Example")
-    assert f"kvcheck {command}" in example
 
 
 @pytest.mark.processes

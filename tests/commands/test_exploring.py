@@ -3,97 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
+from rigs.server_runs import Commands
 
-from kvcheck.commands.main import run
-from kvcheck.core.base.record import RunRecord, Verdict, read_record
+from kvcheck.core.base.record import Verdict, read_record
 
 CELL = ("stress", "retract-resume", "--shape", "llama-3-micro", "--seed", "1", "--jobs", "1", "--no-reports")
 
 
-def recorded(out: Path) -> RunRecord:
-    """The only run of a folder."""
-    (folder,) = out.iterdir()
-    return read_record(folder)
-
-
 @pytest.mark.schedules
-def test_a_whole_run_says_of_which_schedules_none_was_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([*CELL, "--answers-within", "1", "--schedules", "1", "--requests", "3", "--out", str(tmp_path)]) == 0
-    (row,) = recorded(tmp_path).scenarios
-    assert row.coverage is not None
+def test_a_whole_run_says_of_which_schedules_none_was_left_out(kvcheck: Commands) -> None:
+    code, said = kvcheck.kept(*CELL, "--answers-within", "1", "--schedules", "1", "--requests", "3")
+    (row,) = kvcheck.record().scenarios
+    assert code == 0 and row.coverage is not None
     assert row.coverage.scope == "every schedule within 1 answer of the eager order, of 1 workload"
     assert row.schedules == row.coverage.wanted == row.evidence.traces > 3
-    assert f"{row.coverage.scope}; tried answers" in capsys.readouterr().out
+    assert f"{row.coverage.scope}; tried answers" in said
 
 
 @pytest.mark.schedules
-def test_a_run_whose_time_was_too_short_is_unknown_and_says_what_is_left(tmp_path: Path) -> None:
-    words = [*CELL, "--answers-within", "2", "--schedules", "3", "--max-time", "3", "--out", str(tmp_path)]
-    assert run(words) == 4
-    (row,) = recorded(tmp_path).scenarios
-    assert (row.verdict, row.code) == (Verdict.UNKNOWN, "KV990")
-    assert row.coverage is not None
-    assert row.coverage.scope is None
-    assert row.reason
+def test_a_run_whose_time_was_too_short_is_unknown_and_says_what_is_left(kvcheck: Commands) -> None:
+    code, _ = kvcheck.kept(*CELL, "--answers-within", "2", "--schedules", "3", "--max-time", "3")
+    (row,) = kvcheck.record().scenarios
+    assert (code, row.verdict, row.code) == (4, Verdict.UNKNOWN, "KV990")
+    assert row.coverage is not None and row.coverage.scope is None and row.reason
 
 
 @pytest.mark.schedules
-def test_a_mutant_is_found_and_its_line_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*CELL[:1], "--mutant", "load-without-pin", "--shape", "llama-3-micro", "--answers-within", "1"]
-    assert run([*words, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 1
-    finding = recorded(tmp_path).findings[0]
-    assert finding.code == "KV202"
-    assert finding.schedule is not None
-    assert "strategy=answers," in finding.schedule
-    assert "choices=none" in finding.schedule
-    assert len(finding.schedule) < 300
-    capsys.readouterr()
-    assert run(["replay", finding.schedule, "--out", str(tmp_path)]) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--answers-within", "-1"], "--answers-within -1: expected a number from 0 on"),
-        (["--answers-within", "1", "--strategy", "random"], "expected --strategy answers, or none; got random"),
-        (["--strategy", "answers", "--backend", "eager"], "--strategy answers: expected --backend simulated"),
-        (["--answers-within", "1", "--device", "cuda"], "--strategy answers: expected --backend simulated"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    assert run([*CELL, *words, "--out", str(tmp_path)]) == 2
-    assert says in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
+def test_a_mutant_is_found_and_its_line_replays(kvcheck: Commands) -> None:
+    words = ("--mutant", "load-without-pin", "--shape", "llama-3-micro", "--answers-within", "1", "--seed", "1")
+    assert kvcheck.kept("stress", *words, "--no-reports")[0] == 1
+    finding = kvcheck.record().findings[0]
+    assert finding.code == "KV202" and len(finding.schedule) < 300
+    assert "strategy=answers," in finding.schedule and "choices=none" in finding.schedule
+    assert kvcheck.kept("replay", finding.schedule)[0] == 1
 
 
 @pytest.mark.schedules
-def test_a_resumed_run_still_says_what_an_explored_cell_left_out_nowhere(tmp_path: Path) -> None:
-    words = [*CELL, "--answers-within", "0", "--schedules", "3", "--out", str(tmp_path)]
-    assert run(words) == 0
-    (folder,) = tmp_path.iterdir()
-    stopped = dataclasses.replace(read_record(folder), complete=False)
-    (folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
-    assert run([*words, "--resume"]) == 0
-    scopes = {row.coverage.scope for each in tmp_path.iterdir() for row in read_record(each).scenarios if row.coverage}
-    assert scopes == {"every schedule within 0 answers of the eager order, of 3 workloads"}
-    assert len([*tmp_path.iterdir()]) == 2
-
-
-@pytest.mark.schedules
-def test_a_run_within_more_answers_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*CELL, "--schedules", "3", "--out", str(tmp_path)]
-    assert run([*words, "--answers-within", "0"]) == 0
-    (folder,) = tmp_path.iterdir()
-    stopped = dataclasses.replace(read_record(folder), complete=False)
+def test_a_resumed_run_has_its_scope_and_one_within_more_answers_is_another_run(kvcheck: Commands) -> None:
+    words = (*CELL, "--schedules", "3")
+    assert kvcheck.kept(*words, "--answers-within", "0")[0] == 0
+    stopped = dataclasses.replace(kvcheck.record(), complete=False)
     assert stopped.plan["answers_within"] == 0
-    (folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
-    for other in (["--answers-within", "1"], ["--strategy", "answers"]):
-        assert run([*words, *other, "--resume"]) == 2
-        assert "no interrupted run with this plan" in capsys.readouterr().err
+    (kvcheck.folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
+    for other in (("--answers-within", "1"), ("--strategy", "answers")):
+        code, said = kvcheck.kept(*words, *other, "--resume")
+        told = f"no interrupted run of this plan and seed; the newest in {kvcheck.out}: {stopped.repro} --resume"
+        assert code == 2 and told in said
+    assert kvcheck.kept(*words, "--answers-within", "0", "--resume")[0] == 0
+    rows = [row for each in kvcheck.out.iterdir() for row in read_record(each).scenarios]
+    assert {row.coverage and row.coverage.scope for row in rows} == {
+        "every schedule within 0 answers of the eager order, of 3 workloads"
+    }
+    assert len(rows) == 2

@@ -1,8 +1,4 @@
-"""Help: what is printed without a command, the groups of commands, and how much of a screen a help takes.
-
-Invariants:
-- Nothing is run. Each command has a help with an example.
-"""
+"""Help: what is printed without a command, the groups of commands, and how much of a screen a help takes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A kvcheck that is killed: its processes end with it, whatever they are at, and the next run tidies up after it.
-
-Invariants:
-- The parent dies by SIGKILL, so that no code of its own runs.
-- Every process below it has ended LIMIT_S later, the stopped ones too.
-"""
+"""A kvcheck that is killed: its processes end with it, whatever they are at, and the next run tidies up after it."""
 
 from __future__ import annotations
 

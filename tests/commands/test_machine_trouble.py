@@ -1,8 +1,4 @@
-"""A machine that is short of something is no finding: UNKNOWN with the reason, the same however many processes run.
-
-Invariants:
-- The trouble is real: a limit of the kernel, a full disk, or a process that cannot load a library.
-"""
+"""A machine that is short of something is no finding: UNKNOWN with the reason, the same however many processes run."""
 
 from __future__ import annotations
 

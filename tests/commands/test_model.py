@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ TINY = ["--layers", "2", "--kv-heads", "2", "--nodes", "64", "--length", "256", 
 
 
 def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, prompt = tmp_path / "model", tmp_path / "ids.json"
+    folder, prompt = tmp_path / "ü b", tmp_path / "ids.json"
     assert run(["model", "make", str(folder), *TINY]) == 0
     parameters = read_model(folder).parameters
     assert parameters.distance == 20
-    assert read_model(folder).digest in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert read_model(folder).digest in told and f"vllm serve {shlex.quote(str(folder))}, then" in told
     request = walk(parameters, count=9)
     prompt.write_text(json.dumps(request))
     assert run(["model", "answer", str(folder), "--prompt", str(prompt), "--tokens", "5"]) == 0
@@ -42,41 +44,6 @@ def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
     assert read_model(tmp_path / "m").parameters.window == window
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (config["sliding_window"], config["layer_types"]) == (window, ["sliding_attention", "full_attention"])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--layers", "1"], "layers of a known-answer model is from 2 to 256; got 1"),
-        (["--head-dim", "96"], "multiple of 64; got 96"),
-        (["--dtype", "int4"], "unknown dtype 'int4'"),
-        (["--arch", "lama"], "did you mean 'llama'?"),
-        (["--arch", "deepseek-v3", "--group", "2"], "--group: this architecture has 1 only; got 2"),
-        (["--arch", "deepseek-v3", "--head-dim", "64"], "--head-dim: this architecture has 128 only; got 64"),
-        (["--arch", "deepseek-v3", "--dtype", "fp16"], "ask for --dtype bf16"),
-        (["--arch", "deepseek-v32", "--top-k", "2"], "top-k is from 4 to 2048"),
-        (["--top-k", "64"], "llama has no indexer; got a top-k of 64"),
-        (["--kv-scale", "4"], "kv-scale 4 is for a cache in FP8: ask for --dtype fp8-kv; got bf16"),
-        (["--dtype", "fp8-kv", "--kv-scale", "3"], "kv-scale is one of 1, 2, 4, 8, 16; got 3"),
-        (["--arch", "deepseek-v3", "--dtype", "fp8-kv", "--kv-scale", "2"], "--kv-scale: deepseek-v3 has no scales"),
-        (["--window", "64"], "llama has no layer with a window; got a window of 64"),
-        (["--arch", "gpt-oss", "--window", "3"], "window is from 4 to length (4096); got 3"),
-        (["--arch", "gpt-oss", "--group", "1"], "needs 2 query heads or more; got --group 1"),
-        (["--arch", "qwen3-next", "--layers", "3"], "ask for more --layers"),
-        (["--arch", "qwen3-next", "--nodes", "20000"], "ask for fewer --nodes"),
-        (["--nodes", "3"], "nodes of a known-answer model are from 16"),
-        (["--kv-heads", "64"], "need more dimensions of a head"),
-        (["--distance", "4096"], "distance is from 0 to length - 1"),
-    ],
-)
-def test_sizes_that_cannot_be_are_one_line(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["model", "make", str(tmp_path / "m"), *options]) == 2
-    printed = capsys.readouterr()
-    assert said in printed.err
-    assert printed.err.count("\n") == 1
-    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(

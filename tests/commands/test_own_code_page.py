@@ -1,13 +1,7 @@
-"""docs/own-code.md and its example: the commands end as the page says, its outputs are those, its code is the code.
-
-Invariants:
-- The example runs in a copy of its folder, as a user would run it.
-- A block of output belongs to the test that the comment above it names; each line of it was printed.
-"""
+"""docs/own-code.md and its example: the commands end as the page says, its outputs are those, its code is the code."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import shlex
@@ -20,12 +14,10 @@ from rigs.plugged import EXAMPLE, PROJECT, run_pytest
 import kvcheck.testing
 from kvcheck.commands.main import run
 from kvcheck.commands.pytest_asks import FIXTURES, MARKER
-from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import read_record
 
 PAGE = (PROJECT / "docs" / "own-code.md").read_text(encoding="utf-8")
 OUTPUT = re.compile(r"^<!-- output: (\S+) -->\n```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MOST_LINES = 20
 BUGS = {"PoolWithoutScale": "KV304", "MetadataOfViews": "KV305", "StreamedPoolWithoutWait": "KV201"}
 OWNERS = {
     "PoolWithoutScale": "request 3's bytes",
@@ -41,6 +33,7 @@ def test_the_example_is_red_for_each_bug_and_green_without_as_the_page_shows(tmp
     (line,) = re.findall(r"^pytest (--kvcheck .*)$", PAGE, re.MULTILINE)
     done = run_pytest(folder, *shlex.split(line))
     assert done.returncode == 1
+    # A block of output belongs to the test that the comment above it names; each line of it was printed.
     blocks = re.split(r"^_+ (\S+) _+$", done.stdout, flags=re.MULTILINE)
     printed = dict(zip(blocks[1::2], blocks[2::2], strict=True))
     shown = dict(OUTPUT.findall(PAGE))
@@ -65,38 +58,23 @@ def _finding(printed: str) -> str:
     return "\n".join(lines[: last + 1]) + "\n"
 
 
-def test_a_test_of_the_example_has_few_lines_and_the_page_shows_one_of_them() -> None:
+def test_the_page_shows_a_test_of_the_example() -> None:
     source = (EXAMPLE / "test_my_pool.py").read_text()
-    tests = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    heads = len([line for line in source.splitlines() if line.startswith(("import", "from"))])
-    for test in tests:
-        first = min([test.lineno, *(each.lineno for each in test.decorator_list)])
-        assert test.end_lineno is not None and heads + test.end_lineno - first + 1 <= MOST_LINES, test.name
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert code in source
     assert {name for name in BUGS if f'"{name}"' in source} == {*BUGS}
 
 
 def test_the_page_names_what_there_is_and_all_of_it() -> None:
-    spans = {*re.findall(r"`([^`\n]+)`", PAGE)}
-    assert all(
-        any(name in span for span in spans)
-        for name in (*kvcheck.testing.__all__, *FIXTURES, MARKER)
-        if name != "Streams"
-    )
-    assert {*re.findall(r"\bKV\d+\b", PAGE)} <= {*CODES}
+    spans = " ".join(re.findall(r"`([^`\n]+)`", PAGE))
+    assert all(name in spans for name in (*kvcheck.testing.__all__, *FIXTURES, MARKER) if name != "Streams")
     for call in (kvcheck.testing.check_round_trip, kvcheck.testing.watch, kvcheck.testing.waits):
         (named,) = re.findall(rf"^\*\*`{call.__name__}\((.*?)\)`\*\*", PAGE, re.MULTILINE)
         parameters = inspect.signature(call).parameters
         assert {each.strip().partition("=")[0] for each in named.split(",")} <= {*parameters}
 
 
-def test_the_promise_of_stability_stands_in_both_places_and_is_kept() -> None:
-    def plain(text: str) -> str:
-        return re.sub(r"\s+", " ", text)
-
-    promise = "A parameter that comes later has a default. A finding code keeps its meaning"
-    assert promise in plain(PAGE) and promise in plain(str(kvcheck.testing.__doc__))
+def test_the_promise_of_stability_is_kept() -> None:
     known = {
         "check_round_trip": "pool save load slots page_size ids into padding exclude include unused as_ids unit seed",
         "waits": "pool streams save load read layers slots page_size ids into padding exclude include unused as_ids "

@@ -1,8 +1,4 @@
-"""docs/releases.md: the releases that fail, by cell, are those of the published table.
-
-Invariants:
-- Every FAIL and every conditional finding of SGLang's published cells is in the table, and nothing else is.
-"""
+"""docs/releases.md: the releases that fail, by cell, are those of the published table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a replay may claim: FIXED needs evidence and the recorded path, and a target that ends the process is a finding.
-
-Invariants:
-- Lines come from real runs of one seed; what is changed about them is done in the test.
-"""
+"""Claims of a replay: FIXED needs evidence and the recorded path; a target that ends the process is a finding."""
 
 from __future__ import annotations
 
@@ -100,39 +96,6 @@ def test_a_replay_without_evidence_is_no_pass(capsys: pytest.CaptureFixture[str]
     assert printed == f" UNKNOWN  retract-resume/llama-3-tiny: {why}\n exit 4\n"
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"choices": "AAAA"}, "choices: expected strategy=replay, flip or answers beside them, got strategy=portfolio"),
-        (
-            {"choices": "AAAA", "strategy": "lazy"},
-            "choices: expected strategy=replay, flip or answers beside them, got strategy=lazy",
-        ),
-        ({"strategy": "replay"}, "strategy=replay: expected choices=..., got none"),
-        ({"strategy": "flip"}, "strategy=flip: expected choices=..., got none"),
-        ({"strategy": "flip", "choices": "AAAA"}, "strategy=flip: expected choices=NUMBER.NAME~NUMBER.NAME, the lower"),
-        ({"strategy": "flip", "choices": "7.b~7.c"}, "the lower number first, got '7.b~7.c'; copy the whole line"),
-        (
-            {"strategy": "flip", "choices": "7.b~8.c", "backend": "eager"},
-            "choices: expected backend=simulated, which alone takes them, got backend=eager",
-        ),
-        (
-            {"choices": encode_choices(b"\1"), "strategy": "replay", "backend": "eager"},
-            "choices: expected backend=simulated, which alone takes them, got backend=eager",
-        ),
-        ({"expect": "KVnope"}, "expect: expected a finding code, got 'KVnope'"),
-        ({"expect": ""}, "expect: expected a finding code, got ''"),
-    ],
-)
-def test_a_line_that_would_mean_something_else_is_refused(
-    change: dict[str, str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["replay", dataclasses.replace(PLAN, **change).line()]) == 2  # type: ignore[arg-type]
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert complaint in printed.err
-
-
 SHORT = "retract-resume:shape=glm-5.1-tiny,seed=1"
 SECOND = replace(FOREIGN, schedule=f"{SHORT},schedule=1", id=f"{FAILED.run_id}.2")
 PROVEN = replace(
@@ -172,30 +135,3 @@ def test_a_line_is_no_name_of_a_run(stored: Path) -> None:
     for line in (f"{SHORT},schedule=0", f"{SHORT},trace=a%23b.1", f"{SHORT},trace=a#1"):
         assert lines_of(line, stored) == [line]
     assert parse_line(lines_of(f"{FAILED.run_id}#2", stored)[0]).schedule == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("#1", "run {run} has no finding 1; it has 3"),
-        ("#0", "run {run} has no finding 0; it has 3"),
-        ("#5", "run {run} has no finding 5; it has 3"),
-        ("#4", "finding {run}.4 is of no one schedule; run it again: " + FAILED.repro),
-        ("#2:proof", "finding {run}.2 has no proof"),
-        ("#2:small", "no smaller schedule is stored of finding {run}.2; look for one with kvcheck shrink"),
-        ("#two", "expected the number of a finding behind #, such as {run}#1"),
-        ("#", "expected the number of a finding behind #, such as {run}#1"),
-        ("#1:other", "expected the number of a finding behind #, such as {run}#1"),
-        ("#" + "9" * 40, "expected the number of a finding behind #, such as {run}#1"),
-    ],
-)
-def test_a_number_that_names_nothing_is_refused(
-    name: str, why: str, stored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["replay", f"{FAILED.run_id}{name}", "--out", str(stored)]) == 2
-    assert why.format(run=FAILED.run_id) in capsys.readouterr().err
-
-
-def test_a_number_of_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", "nowhere#1", "--out", str(tmp_path)]) == 2
-    assert "no run 'nowhere'" in capsys.readouterr().err

@@ -1,8 +1,4 @@
-"""The session keeps findings with ids of the run: causes before symptoms, each symptom with its cause, within limits.
-
-Invariants:
-- Findings come as the judge of one schedule gives them, with ids of that schedule.
-"""
+"""A session keeps findings with ids of the run: causes first, each symptom with its cause, within limits."""
 
 from __future__ import annotations
 
@@ -20,11 +16,13 @@ CAUSE = Finding(code="KV304", oracle="contract", buffer="index", request=3, mess
 SYMPTOM = Finding(code="KV102", oracle="content", buffer="index", request=3, message="read index")
 
 
+def new_session(out: Path) -> Session:
+    return Session(argv=[], repro="kvcheck stress", seed=1, plan={}, out=out, teller=Terminal(is_quiet=True))
+
+
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return Session(
-        argv=["stress"], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True)
-    )
+    return new_session(tmp_path)
 
 
 def test_a_symptom_names_its_cause_by_the_run(session: Session) -> None:
@@ -42,9 +40,7 @@ def test_a_symptom_names_its_cause_by_the_run(session: Session) -> None:
 
 def test_findings_of_an_interrupted_run_keep_their_causes(session: Session, tmp_path: Path) -> None:
     session.keep(in_causal_order((SYMPTOM, CAUSE)))
-    later = Session(
-        argv=["stress"], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True)
-    )
+    later = new_session(tmp_path)
     later.keep(tuple(session.findings))
     assert [each.cause for each in later.findings] == [None, f"{later.run_id}.1"]
 

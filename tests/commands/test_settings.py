@@ -1,8 +1,4 @@
-"""Settings: which place wins, what a record has of it, and what is refused with its place.
-
-Invariants:
-- Commands run on stand-ins or are refused before any work; nothing here runs a schedule but what is marked so.
-"""
+"""Settings: which place wins, what a record has of it, and what is refused with its place."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands.main import run
-from kvcheck.commands.settings import PERSONAL
+from kvcheck.commands.main import COMMANDS, run
+from kvcheck.commands.settings import ALL_TYPED, PERSONAL
 from kvcheck.core.base.record import read_record
 
 PROJECT = """
@@ -53,7 +49,6 @@ def test_the_nearest_place_wins(
     monkeypatch.setenv("KVCHECK_CONFIG", "other.toml")
     assert not is_json(capsys, *command)
     monkeypatch.setenv("KVCHECK_LIST_JSON", "yes")
-    monkeypatch.setenv("KVCHECK_SGLANG", "a variable of the tests, which names no command")
     assert is_json(capsys, *command)
     monkeypatch.delenv("KVCHECK_LIST_JSON")
     assert is_json(capsys, *command, "--json")
@@ -112,7 +107,12 @@ def test_a_list_that_was_typed_is_not_added_to(
     [
         ("[tool]\nkvcheck = 3", "[tool] kvcheck: expected a table, [tool.kvcheck], got 3"),
         ("[tool.kvcheck.stress]\nschedulez = 3", "--schedulez; did you mean 'schedules'?"),
-        ("[tool.kvcheck.stres]\nseed = 3", "[tool.kvcheck.stres]: kvcheck has no such command; did you mean 'stress'?"),
+        ("[tool.kvcheck.stres]\nseed = 3", "[tool.kvcheck.stres]: no command 'stres'; did you mean 'stress'?"),
+        ("[tool.kvcheck.campaign]\nshard = '1/2'", "many seeds are run by kvcheck stress --seeds A-B"),
+        (
+            "[tool.kvcheck.model]\nlayers = 3",
+            "[tool.kvcheck.model]: options of kvcheck model are only typed; leave it out",
+        ),
         ("[tool.kvcheck]\nstress = 3", "tool.kvcheck.stress: expected a table, [tool.kvcheck.stress], got 3"),
         ("[tool.kvcheck.stress]\nseed = [1]", "expected one value for --seed, got [1]"),
         ("[tool.kvcheck.stress]\nshape = [{}]", "expected a text or a number for --shape, got {}"),
@@ -159,6 +159,37 @@ def test_wrong_variables_and_files_that_are_not_there(
     assert run(["stress"]) == 2
     told = "KVCHECK_STRESS_SHAPES: kvcheck stress has no option --shapes; did you mean 'shape'?"
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["doctor", "model", "baseline"])
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("KVCHECK_SEED", "no command 'seed'"),
+        ("KVCHECK_STRES_SEED", "no command 'stres'; did you mean 'stress'?"),
+        ("KVCHECK_CAMPAIGN_SHARD", "no command 'campaign'; many seeds are run by kvcheck stress --seeds A-B"),
+        ("KVCHECK_MODEL_LAYERS", "options of kvcheck model are only typed; leave it out"),
+    ],
+)
+def test_a_variable_of_no_command_is_one_line(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    variable: str,
+    told: str,
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    assert run([command]) == 2
+    assert capsys.readouterr().err == f"kvcheck: {variable}: {told}\n"
+
+
+def test_a_table_of_a_command_that_reads_none_is_one_line_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here.parent / "pyproject.toml").write_text("[tool.kvcheck.baseline]\nowner = 'kv'")
+    assert run(["baseline", "show", "known.toml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("[tool.kvcheck.baseline]: options of kvcheck baseline are only typed; leave it out")
+    assert {name for name, (target, _) in COMMANDS.items() if target.endswith(":app")} == ALL_TYPED
 
 
 def test_help_is_printed_whatever_is_set(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,70 +1,137 @@
-"""Stories in a run: a story that breaks, or is interrupted, takes no finding and no verdict with it.
-
-Invariants:
-- The session here is real; what makes stories is replaced.
-"""
+"""Stories and smaller schedules of a run: whatever becomes of them, findings and verdict stay; stored lines replay."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rigs.literal_record import FOREIGN, UNTOLD
 
-from kvcheck.commands.stories import LEAST_S, STORIES_S, tell_stories
+from kvcheck.commands.main import run
+from kvcheck.commands.stories import LEAST_S, SHRINKING_S, STORIES_S, look_for_smaller, tell_stories
 from kvcheck.commands.terminal import Terminal
+from kvcheck.core.base.record import read_record
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.run.session import Session
-from kvcheck.core.stress import stories as made
+from kvcheck.core.stress import smaller as of_smaller
+from kvcheck.core.stress import stories as of_stories
+from kvcheck.core.stress.targets.mutants import mutant_target
+
+LINE = "retract-resume:shape=glm-5.1-tiny,mutant=offload-skips-index-buffer,seed=1,schedule=0,expect=KV304"
+SMALLER: dict[str, object] = {"line": "a:shape=b", "requests": 1, "pages": 2}
 
 
-def session_with(tmp_path: Path, *, found: bool) -> Session:
+def session_with(tmp_path: Path, *, found: bool = True) -> Session:
     session = Session(argv=[], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True))
     session.keep((FOREIGN,) if found else ())
     return session
 
 
 @pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (ValueError("story: expected less"), "not told: ValueError: story: expected less; please report it"),
-        (KeyboardInterrupt(), "interrupted: how findings came about is not told"),
-    ],
+    ("error", "why"), [(ValueError("no"), "ValueError: no; please report it"), (KeyboardInterrupt(), "interrupted: ")]
 )
-def test_a_story_that_cannot_be_made_leaves_the_findings(
+def test_what_was_found_before_an_error_is_kept(
     error: BaseException, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*given: object, **named: object) -> None:
+    session = session_with(tmp_path)
+
+    def broken(*given: object, **named: object) -> Iterator[tuple[str, dict[str, object]]]:
+        yield session.findings[0].id, SMALLER
         raise error
 
-    monkeypatch.setattr(made, "stories", fail)
-    session = session_with(tmp_path, found=True)
+    monkeypatch.setattr(of_stories, "stories", lambda *given, **named: dict(broken()))
+    monkeypatch.setattr(of_smaller, "smaller", broken)
     tell_stories(session, None)
-    assert [each.code for each in session.findings] == [FOREIGN.code]
-    assert len(session.warnings) == 1 and why in session.warnings[0]
-    assert why in capsys.readouterr().err
+    look_for_smaller(session, None)
+    (finding,) = session.findings
+    assert finding.code == FOREIGN.code and finding.minimal == {**(FOREIGN.minimal or {}), **SMALLER}
+    assert len(session.warnings) == 2 and all(why in told for told in session.warnings)
+    assert capsys.readouterr().err.count(why) == 2
 
 
 @pytest.mark.parametrize(
-    ("max_time_s", "limit_s"), [(None, STORIES_S), (600.0, STORIES_S), (100.0, 10.0), (2.0, LEAST_S)]
+    ("max_time_s", "stories_s", "smaller_s"),
+    [
+        (None, STORIES_S, [SHRINKING_S]),
+        (600.0, STORIES_S, [SHRINKING_S]),
+        (100.0, 10.0, [10.0]),
+        (90.0, 9.0, []),
+        (2.0, LEAST_S, []),
+    ],
 )
-def test_stories_have_little_time(
-    max_time_s: float | None, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_they_take_little_time_and_a_search_no_more_than_is_left(
+    max_time_s: float | None,
+    stories_s: float,
+    smaller_s: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[float] = []
+    limits: dict[str, list[float]] = {"stories": [], "smaller": []}
+    session = session_with(tmp_path)
 
-    def record(findings: object, target_of: object, *, until: float, told: object) -> dict[str, object]:
-        seen.append(until)
+    def stories(findings: object, target_of: object, *, until: float, told: object) -> dict[str, object]:
+        limits["stories"].append(until - 1000.0)
         return {each.id: UNTOLD for each in session.findings}
 
+    def smaller(findings: object, target_of: object, *, until: float, told: object) -> Iterator[object]:
+        limits["smaller"].append(until - 1000.0)
+        return iter(())
+
+    monkeypatch.setattr(Session, "elapsed_s", 90.0)
     monkeypatch.setattr("kvcheck.commands.stories.time.monotonic", lambda: 1000.0)
-    monkeypatch.setattr(made, "stories", record)
-    session = session_with(tmp_path, found=True)
+    monkeypatch.setattr(of_stories, "stories", stories)
+    monkeypatch.setattr(of_smaller, "smaller", smaller)
     tell_stories(session, max_time_s)
-    assert seen == [1000.0 + limit_s] and session.findings[0].story == UNTOLD
+    look_for_smaller(session, max_time_s)
+    assert limits == {"stories": [stories_s], "smaller": smaller_s}
+    assert (session.findings[0].story, session.findings[0].minimal) == (UNTOLD, FOREIGN.minimal)
 
 
-def test_a_run_without_a_finding_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "stories", lambda *given, **named: pytest.fail("a story of nothing"))
+def test_a_run_without_a_finding_has_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((of_stories, "stories"), (of_smaller, "smaller")):
+        monkeypatch.setattr(module, name, lambda *given, **named: pytest.fail("nothing was found"))
     session = session_with(tmp_path, found=False)
     tell_stories(session, None)
+    look_for_smaller(session, None)
     assert not session.findings and not session.warnings
+
+
+def test_lines_that_cannot_be_shrunk_and_second_causes_of_a_code_are_left_out() -> None:
+    cause = replace(FOREIGN, code="KV304", schedule=LINE, cause=None)
+    other = replace(cause, id="2", schedule="hicache:shape=llama-3-tiny,trace=sample,seed=1,schedule=0")
+    found = [cause, replace(cause, id="3"), replace(other, code="KV102"), replace(cause, id="4", schedule="")]
+    assert [each.id for each, _ in of_smaller._first_causes(found)] == ["1"]
+    many = [replace(cause, id=str(at), code=f"KV{at}") for at in range(200, 210)]
+    assert len(of_smaller._first_causes(many)) == of_smaller.MOST_CAUSES
+
+
+@pytest.mark.schedules
+def test_the_time_may_be_up_at_once() -> None:
+    cause = replace(FOREIGN, code="KV304", schedule=LINE)
+    assert not [*of_smaller.smaller([cause], lambda plan: mutant_target(str(plan.mutant)), until=0.0)]
+
+
+@pytest.mark.schedules
+def test_a_failing_run_stores_a_smaller_line_that_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "hicache --shape llama-3-tiny --mutant backup-before-forward --seed 1 --schedules 8 --no-reports --out"
+    assert run(["stress", *words.split(), str(tmp_path)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    (folder,) = tmp_path.iterdir()
+    minimal = read_record(folder).findings[0].minimal
+    assert minimal is not None and minimal["requests"] == 1 and minimal["pages"] == 1
+    assert str(minimal["wait"]).startswith(
+        "hicache.backup on hicache.d2h waits for decode.write on forward: with it, 0 of"
+    )
+    assert f"    small   kvcheck replay {minimal['line']}" in printed
+    assert f"    wait    {minimal['wait']}" in printed
+    small = parse_line(str(minimal["line"]))
+    assert small.shape == "llama-3-micro" and len(small.line()) < 300
+    name = f"{folder.name}#1"
+    assert run(["replay", f"{name}:small", "--out", str(tmp_path)]) == 1
+    assert "STILL FAILS 1/1  hicache/llama-3-micro: KV201" in capsys.readouterr().out
+    assert run(["replay", name, "--out", str(tmp_path)]) == 1
+    assert "hicache/llama-3-tiny: KV201" in capsys.readouterr().out
+    assert run(["shrink", name, "--runs", "3", "--out", str(tmp_path)]) == 1
+    assert f" from    {small.line()}" in capsys.readouterr().out

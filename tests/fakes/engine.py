@@ -1,8 +1,4 @@
-"""Environments with stand-ins for engines, and interpreters that are none, for tests of installed engines.
-
-Invariants:
-- An environment finds torch where this interpreter has it, and the stand-ins; nothing is downloaded or copied.
-"""
+"""Environments with stand-ins for engines, and interpreters that are none, for tests of installed engines."""
 
 from __future__ import annotations
 

@@ -1,34 +1,21 @@
-"""A server that speaks as SGLang or vLLM do and answers what a right one answers, with one fault if it is told so.
-
-    python tests/fakes/server.py --engine sglang --model DIR --fault foreign-page --port 30000
-
-Invariants:
-- Right answers come from `answers`; see rigs.model_engine for the cache, and rigs.wrong_answers for wrong answers.
-- The faults of WRONG need another request before them (but for other-model), so that the first answer is right.
-"""
+"""A server that speaks as SGLang or vLLM do and answers what a right one answers, with one fault if it is told so."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # by hand: this folder leaves the path, where cuda.py would stand for torch's cuda bindings
-    sys.path[:] = [str(Path(__file__).parents[1]), *(p for p in sys.path if Path(p).resolve() != Path(__file__).parent)]
 from fakes.speech import KEY, SPEAKS
 from rigs.model_engine import COUNTS, STORES, Job, ModelEngine
 from rigs.wrong_answers import WRONG
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.model.alphabet import Alphabet
-from kvcheck.core.model.folder import read_model
 
 BROKEN = ("hang", "hang-once", "dies", "some-500", "garbage", "half", "slow", "needs-key")
 FAULTS = (*WRONG, *STORES, *BROKEN, *COUNTS, "front-cache", "frozen-counters", "after-abort")
@@ -54,7 +41,6 @@ class Fake:
         model: ModelEngine | None = None,
         fault: str | None = None,
         mode: str = "null",
-        port: int = 0,
         first: int = 1,
         has_metrics: bool = True,
         beside: int = 0,
@@ -75,7 +61,7 @@ class Fake:
         self.calls: list[tuple[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
         self.http = type("Http", (ThreadingHTTPServer,), {"request_queue_size": 128})(
-            ("127.0.0.1", port), type("Bound", (Handler,), {"fake": self})
+            ("127.0.0.1", 0), type("Bound", (Handler,), {"fake": self})
         )
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}"
@@ -212,25 +198,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Nothing is logged."""
-
-
-def main() -> None:
-    """Serve until Ctrl-C."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--fault", choices=FAULTS)
-    parser.add_argument("--port", type=int, default=30000)
-    asked = parser.parse_args()
-    try:
-        known = read_model(asked.model)
-    except UsageError as error:
-        parser.exit(2, f"{error}\n")
-    fake = Fake(Alphabet(known.parameters), asked.engine, fault=asked.fault, port=asked.port)
-    sys.stdout.write(f"{fake.url}\n")
-    sys.stdout.flush()
-    fake.http.serve_forever()
-
-
-if __name__ == "__main__":
-    main()

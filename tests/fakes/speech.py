@@ -1,7 +1,6 @@
 """What SGLang and vLLM say over HTTP: their calls, answers, events and counters, over one model of an engine.
 
-Invariants:
-- Fields are those of SGLang 0.5.23 and vLLM 0.32.0, as far as kvcheck reads them.
+Fields are those of SGLang 0.5.23 and vLLM 0.32.0, as far as kvcheck reads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""An observer that writes down the events of a backend.
-
-Invariants:
-- Nothing is left out and nothing is interpreted: one row an event, in the order of the events.
-"""
+"""An observer that writes down what a backend tells it: one row a call, in the order of the calls."""
 
 from __future__ import annotations
 

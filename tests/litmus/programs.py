@@ -13,13 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from litmus.graphs import (
-    capture_runs_nothing,
-    graph_is_replayed_again,
-    replay_keeps_the_order,
-    wait_before_a_replay_holds,
-    wait_in_a_capture_is_lost,
-)
 from litmus.rig import Rig, copy
 
 from kvcheck.core.cache.backend.backend import ChunkWork, Place
@@ -38,7 +31,6 @@ class Litmus:
 
     @property
     def name(self) -> str:
-        """The program's name, as SEMANTICS.md writes it."""
         return self.program.__name__
 
 
@@ -322,6 +314,56 @@ def notified_after_landing_is_visible(rig: Rig) -> str:
     rig.store("a", flag, 1, after=[landed])
     rig.copy("c", flag, out[:1])
     rig.copy("c", target, out[1:])
+    return rig.outcome(out)
+
+
+# Captured graphs.
+
+
+def capture_runs_nothing(rig: Rig) -> str:
+    x, out = rig.cells(0), rig.cells(UNTOUCHED)
+    with rig.capture("a"):
+        rig.store("a", x, 1)
+    rig.copy("b", x, out)
+    return rig.outcome(out, x)
+
+
+def replay_keeps_the_order(rig: Rig) -> str:
+    x, out = rig.cells(0), rig.cells(UNTOUCHED)
+    rig.store("a", x, 5)
+    with rig.capture("a") as graph:
+        rig.copy("a", x, out)
+        rig.store("a", x, 2)
+    rig.backend.replay(graph)
+    return rig.outcome(out, x)
+
+
+def graph_is_replayed_again(rig: Rig) -> str:
+    x = rig.cells(0)
+    with rig.capture("a") as graph:
+        rig.run("a", lambda: x.add_(1))
+    rig.backend.replay(graph)
+    rig.backend.replay(graph)
+    return rig.outcome(x)
+
+
+def wait_in_a_capture_is_lost(rig: Rig) -> str:
+    x, out = rig.cells(0), rig.cells(UNTOUCHED)
+    written = rig.store("a", x, 1)
+    with rig.capture("b") as graph:
+        rig.wait(written, "b")
+        rig.copy("b", x, out, after=[written])
+    rig.backend.replay(graph)
+    return rig.outcome(out)
+
+
+def wait_before_a_replay_holds(rig: Rig) -> str:
+    x, out = rig.cells(0), rig.cells(UNTOUCHED)
+    written = rig.store("a", x, 1)
+    with rig.capture("b") as graph:
+        rig.copy("b", x, out)
+    rig.wait(written, "b")
+    rig.backend.replay(graph)
     return rig.outcome(out)
 
 

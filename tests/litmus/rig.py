@@ -29,7 +29,6 @@ class Rig:
         return self.backend.index(np.array(values, dtype=np.int64))
 
     def host_cell(self, name: str, value: int, place: Place) -> torch.Tensor:
-        """One int in host memory."""
         return self.backend.empty(name, (1,), torch.int64, place).fill_(value)
 
     def run(
@@ -64,7 +63,6 @@ class Rig:
         self.backend.record(signal, lane=self.backend.lane(lane))
 
     def wait(self, signal: Signal, lane: str) -> None:
-        """Make the lane wait."""
         self.backend.wait(signal, lane=self.backend.lane(lane))
 
     def capture(self, lane: str) -> AbstractContextManager[Graph]:

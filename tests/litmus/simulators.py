@@ -14,7 +14,7 @@ from typing import Any
 from litmus.rig import Rig
 
 from kvcheck.core.base.errors import Hang
-from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, Signal
+from kvcheck.core.cache.backend.backend import Graph, Lane, Operation, Signal
 from kvcheck.core.cache.backend.simulated import Choice, Goal, Pending, Record, SimulatedBackend, _Mark, _Wait
 
 
@@ -55,7 +55,6 @@ def run_once(program: Program, chooser: Explorer, machine: Machine = SimulatedBa
 
 
 def explore(program: Program, machine: Machine = SimulatedBackend) -> dict[tuple[int, ...], str]:
-    """Path to outcome, for every schedule there is."""
     outcomes: dict[tuple[int, ...], str] = {}
     path: list[int] | None = []
     while path is not None:
@@ -101,7 +100,6 @@ class _LateWait(_Wait):
 
     @property
     def record(self) -> Record:  # type: ignore[override]
-        """The latest record, now."""
         assert isinstance(self._signal.handle, Record)
         return self._signal.handle
 
@@ -120,16 +118,6 @@ class WaitBindsFirst(SimulatedBackend):
     def record(self, signal: Signal, *, lane: Lane) -> None:
         if signal.handle is None:
             super().record(signal, lane=lane)
-
-
-class RecordMissesQueue(SimulatedBackend):
-    """A record means nothing but itself: what the lane holds is not covered."""
-
-    def record(self, signal: Signal, *, lane: Lane) -> None:
-        record = self._new_record(lane)
-        signal.handle = record
-        self._queues[lane.index].appendleft(_Mark(record))
-        self._yield()
 
 
 class NeverRecordedBlocks(SimulatedBackend):
@@ -167,31 +155,6 @@ class HostWaitDropped(SimulatedBackend):
             super().wait(signal, lane=lane)
 
 
-class HostWaitDrains(SimulatedBackend):
-    """A host's wait joins every lane."""
-
-    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        if lane is None:
-            self.drain()
-            return
-        super().wait(signal, lane=lane)
-
-
-class LaneWaitJoinsHost(SimulatedBackend):
-    """A lane's wait also stops the host."""
-
-    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        super().wait(signal, lane=lane)
-        super().wait(signal)
-
-
-class DrainDropped(SimulatedBackend):
-    """Drain leaves work behind."""
-
-    def drain(self) -> None:
-        self._yield()
-
-
 class QueryEarly(SimulatedBackend):
     """A query says True while work is pending."""
 
@@ -200,35 +163,14 @@ class QueryEarly(SimulatedBackend):
         return True
 
 
-class QueryJoins(SimulatedBackend):
-    """A query waits, so it never says False."""
-
-    def query(self, signal: Signal) -> bool:
-        self.wait(signal)
-        return super().query(signal)
-
-
 class _Resubmitting(SimulatedBackend):
-    """Submits another operation, or the same with other footprints, in place of the one it is given."""
+    """Submits another operation in place of the one it is given."""
 
     def _instead(self, operation: Operation) -> Operation:
         return operation
 
-    def _writes(self, writes: Sequence[Footprint]) -> Sequence[Footprint]:
-        return writes
-
-    def submit(
-        self,
-        operation: Operation,
-        *,
-        lane: Lane,
-        reads: Sequence[Footprint] = (),
-        writes: Sequence[Footprint] = (),
-        after: Sequence[Signal] = (),
-    ) -> Signal:
-        return super().submit(
-            self._instead(operation), lane=lane, reads=reads, writes=self._writes(writes), after=after
-        )
+    def submit(self, operation: Operation, **named: Any) -> Signal:
+        return super().submit(self._instead(operation), **named)
 
 
 class StageIgnored(_Resubmitting):
@@ -236,13 +178,6 @@ class StageIgnored(_Resubmitting):
 
     def _instead(self, operation: Operation) -> Operation:
         return Operation(operation.name, operation.chunks)
-
-
-class PageableWriteIsAsynchronous(_Resubmitting):
-    """A copy to pageable memory lets the host go on."""
-
-    def _writes(self, writes: Sequence[Footprint]) -> Sequence[Footprint]:
-        return ()
 
 
 class PartsAreAtomic(_Resubmitting):
@@ -256,29 +191,14 @@ class PartsAreAtomic(_Resubmitting):
         return Operation(operation.name, (run_all,), stage=operation.stage)
 
 
-class PartsAreOrdered(SimulatedBackend):
-    """The chunks of an operation interleave with other lanes, but only in order."""
-
-    def _enabled(self) -> list[Choice]:
-        return [(pending, index) for pending, index in super()._enabled() if index == 0]
-
-
-class FirstPartCompletes(_Resubmitting):
+class FirstPartCompletes(SimulatedBackend):
     """An operation's signal is reached when its first chunk has run; the others follow in the same lane."""
 
-    def submit(
-        self,
-        operation: Operation,
-        *,
-        lane: Lane,
-        reads: Sequence[Footprint] = (),
-        writes: Sequence[Footprint] = (),
-        after: Sequence[Signal] = (),
-    ) -> Signal:
+    def submit(self, operation: Operation, **named: Any) -> Signal:
         first, *rest = (Operation(operation.name, (chunk,)) for chunk in operation.chunks)
-        signal = super().submit(first, lane=lane, reads=reads, writes=writes, after=after)
+        signal = super().submit(first, **named)
         for chunk in rest:
-            super().submit(chunk, lane=lane, reads=reads, writes=writes)
+            super().submit(chunk, **{**named, "after": ()})
         return signal
 
 
@@ -298,20 +218,3 @@ class CaptureRuns(SimulatedBackend):
 
     def replay(self, graph: Graph) -> None:
         pass
-
-
-class CapturedWaitHolds(SimulatedBackend):
-    """A wait inside a capture is made at once, by the lane."""
-
-    def _queue_wait(self, signal: Signal, lane: Lane) -> None:
-        opened, self._captures.open = self._captures.open, None
-        super()._queue_wait(signal, lane)
-        self._captures.open = opened
-
-
-class ReplaySkipsLast(SimulatedBackend):
-    """A replay leaves the last operation out."""
-
-    def replay(self, graph: Graph) -> None:
-        graph.operations.pop()
-        super().replay(graph)

@@ -1,8 +1,4 @@
-"""The edges a backend tells its observer: the same on every backend, and those of SEMANTICS.md.
-
-Invariants:
-- What is told depends on what the program asked for; only the answer of a query can differ between schedules.
-"""
+"""The edges a backend tells its observer: the same on every backend, and those of SEMANTICS.md."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ Make = Callable[[Onlooker], Backend]
 
 
 def told(make: Make, program: Callable[[Rig], object]) -> list[Inbox]:
-    """The edges of one run."""
     onlooker = Onlooker()
     program(Rig(make(onlooker), lambda _actor: None))
     return onlooker.edges()
@@ -99,41 +94,27 @@ def writes_pageable_memory(rig: Rig) -> None:
     rig.run("a", lambda: pageable.copy_(cell), writes=Place.PAGEABLE)
 
 
-PROGRAMS: tuple[tuple[Callable[[Rig], None], list[Inbox]], ...] = (
+PROGRAMS: tuple[tuple[Callable[[Rig], None], str], ...] = (
     (
         submits_and_waits,
-        [
-            ("submitted", 1, "a", 1),
-            ("lane_waited", 1, "b"),
-            ("submitted", 2, "b", 2),
-            ("lane_waited", 2, "c"),
-            ("process_joined", 2),
-            ("process_drained",),
-        ],
+        "submitted 1 a 1, lane_waited 1 b, submitted 2 b 2, lane_waited 2 c, process_joined 2, process_drained",
     ),
     (
         records_twice,
-        [
-            ("recorded", 1, "a"),
-            ("lane_waited", 1, "b"),
-            ("submitted", 1, "a", 2),
-            ("recorded", 3, "a"),
-            ("lane_waited", 3, "b"),
-            ("process_joined", 3),
-        ],
+        "recorded 1 a, lane_waited 1 b, submitted 1 a 2, recorded 3 a, lane_waited 3 b, process_joined 3",
     ),
-    (records_what_submit_returned, [("submitted", 1, "a", 1), ("recorded", 2, "b"), ("lane_waited", 2, "c")]),
-    (never_records, [("submitted", 1, "b", 1), ("recorded", 2, "a")]),
-    (waits_for_what_is_over, [("submitted", 1, "a", 1), ("process_joined", 1), ("lane_waited", 1, "b")]),
-    (asks_when_it_is_over, [("submitted", 1, "a", 1), ("process_drained",), ("process_joined", 1)]),
-    (writes_pageable_memory, [("submitted", 1, "a", 1), ("process_joined", 1)]),
+    (records_what_submit_returned, "submitted 1 a 1, recorded 2 b, lane_waited 2 c"),
+    (never_records, "submitted 1 b 1, recorded 2 a"),
+    (waits_for_what_is_over, "submitted 1 a 1, process_joined 1, lane_waited 1 b"),
+    (asks_when_it_is_over, "submitted 1 a 1, process_drained, process_joined 1"),
+    (writes_pageable_memory, "submitted 1 a 1, process_joined 1"),
 )
 
 
 @every_backend
 @pytest.mark.parametrize(("program", "edges"), PROGRAMS, ids=lambda value: getattr(value, "__name__", ""))
-def test_an_observer_is_told_every_edge(make: Make, program: Callable[[Rig], None], edges: list[Inbox]) -> None:
-    assert told(make, program) == edges
+def test_an_observer_is_told_every_edge(make: Make, program: Callable[[Rig], None], edges: str) -> None:
+    assert ", ".join(" ".join(map(str, row)) for row in told(make, program)) == edges
 
 
 def test_a_query_that_says_no_is_no_edge() -> None:

@@ -1,8 +1,4 @@
-"""The look at a device's holds, over threads: streams of their own, and two that share one queue.
-
-Invariants:
-- Times are shown and not judged.
-"""
+"""The look at a device's holds, over threads: streams of their own, and two that share one queue."""
 
 from __future__ import annotations
 

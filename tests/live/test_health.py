@@ -38,8 +38,7 @@ def test_a_server_that_takes_no_connection_afterwards_has_died() -> None:
 
 def test_a_server_that_is_up_again_is_not_said_to_have_died() -> None:
     found, reasons = health([at(0, 0, 1), at(1, 1, 2, End.UNREACHED)])
-    assert found == ()
-    assert "1 request found no connection" in reasons[0]
+    assert found == () and "1 request found no connection" in reasons[0]
 
 
 def test_a_request_that_is_never_answered_by_an_idle_server_hangs() -> None:
@@ -50,15 +49,13 @@ def test_a_request_that_is_never_answered_by_an_idle_server_hangs() -> None:
 
 def test_all_requests_without_an_answer_are_one_finding() -> None:
     found, _ = health([at(number, 0, LIMIT_S, End.SILENT) for number in range(4)])
-    assert len(found) == 1
-    assert "request 0 and 3 more" in found[0].message
+    assert len(found) == 1 and "request 0 and 3 more" in found[0].message
 
 
 def test_a_request_that_waits_behind_others_is_no_finding() -> None:
     busy = [at(number, 0, number * 10.0) for number in range(6)]
     found, reasons = health([*busy, at(9, 0, LIMIT_S, End.SILENT)])
-    assert found == ()
-    assert "while others were answered" in reasons[0]
+    assert found == () and "while others were answered" in reasons[0]
     found, reasons = health([at(0, 1, 2 * LIMIT_S), at(9, 0, LIMIT_S, End.SILENT)])
     assert found == () and reasons, "another one runs on to its answer"
 

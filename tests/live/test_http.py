@@ -207,23 +207,20 @@ def test_events_come_one_by_one_however_they_are_cut() -> None:
             assert not events.is_ended
 
 
-def test_an_answer_that_is_not_streamed_is_one_event() -> None:
-    with RawServer(whole({"a": [1] * 9})) as server, to(server).stream("/s", {}) as events:
-        assert list(events) == [{"a": [1] * 9}]
-
-
-@pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/event-stream; charset=UTF-8", "TEXT/EVENT-STREAM ;x=y"])
-def test_the_type_of_a_stream_is_read_as_http_says(kind: str) -> None:
-    answer = stream([1])
-    head = answer[0].replace(b"text/event-stream", kind.encode())
-    with RawServer([head, *answer[1:]]) as server, to(server).stream("/s", {}) as events:
-        assert list(events) == [[1]]
-
-
-def test_an_empty_event_is_none_and_space_behind_the_end_is_no_data() -> None:
-    answer = stream([1], b"data:\n\ndata: \n\n", [2], b"data: [DONE] \r\n\r\n")
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        (whole({"a": [1] * 9}), [{"a": [1] * 9}]),  # it was not streamed
+        (stream([1], b"data:\n\ndata: \n\n", [2], b"data: [DONE] \r\n\r\n"), [[1], [2]]),  # empty, and the end
+        *(
+            ([stream([1])[0].replace(b"text/event-stream", kind), *stream([1])[1:]], [[1]])
+            for kind in (b"Text/Event-Stream", b"text/event-stream; charset=UTF-8", b"TEXT/EVENT-STREAM ;x=y")
+        ),
+    ],
+)
+def test_events_are_read_however_they_are_written(answer: bytes | list[bytes], read: list[object]) -> None:
     with RawServer(answer) as server, to(server).stream("/s", {}) as events:
-        assert list(events) == [[1], [2]] and events.is_ended
+        assert list(events) == read
 
 
 def test_a_stream_that_only_sends_comments_is_silent() -> None:

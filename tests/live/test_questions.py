@@ -27,41 +27,30 @@ def test_every_question_of_a_scenario_has_its_one_right_answer(name: str, longes
     sizes = Sizes(requests=18, concurrency=4, longest=longest, pool=pool)
     round_ = LIVE_SCENARIOS.load(name).draw(questions(longest=longest), Rng(3), sizes)
     numbers = [order.question.number for order in round_.orders]
-    assert list(dict.fromkeys(numbers)) == sorted(set(numbers))
-    assert len(set(numbers)) >= 12
-    for order in round_.orders:
-        question = order.question
-        assert question.expected
+    assert list(dict.fromkeys(numbers)) == sorted(set(numbers)) and len(set(numbers)) >= 12
+    for question in (order.question for order in round_.orders):
         assert question.expected == answers(ALPHABET, question.ids, len(question.expected))
         assert len(question.ids) + len(question.expected) <= longest
     assert all(wave.orders and wave.concurrency >= 1 for wave in round_.waves)
 
 
-@pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
-def test_equal_seeds_draw_equal_rounds_and_other_seeds_others(name: str) -> None:
-    def ids(seed: int, names: int) -> list[tuple[int, ...]]:
-        round_ = LIVE_SCENARIOS.load(name).draw(questions(names), Rng(seed), SIZES)
-        return [order.question.ids for order in round_.orders]
-
-    assert ids(5, 7) == ids(5, 7)
-    assert ids(5, 7) != ids(6, 7)
-    assert [len(each) for each in ids(5, 7)] == [len(each) for each in ids(5, 8)]
+def drawn(name: str, *, seed: int = 5, names: int = 7) -> list[tuple[int, ...]]:
+    """The prompts of a round."""
+    round_ = LIVE_SCENARIOS.load(name).draw(questions(names), Rng(seed), SIZES)
+    return [order.question.ids for order in round_.orders]
 
 
 @pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
-def test_other_names_are_the_same_situation_in_other_words(name: str) -> None:
-    def shared(names: int) -> list[int]:
-        round_ = LIVE_SCENARIOS.load(name).draw(questions(names), Rng(5), SIZES)
-        ids = [order.question.ids for order in round_.orders]
-        return [_common(one, two) for number, one in enumerate(ids) for two in ids[:number]]
+def test_equal_seeds_draw_equal_rounds_and_other_names_the_same_in_other_words(name: str) -> None:
+    ids, again, renamed = drawn(name), drawn(name), drawn(name, names=8)
+    assert ids == again != drawn(name, seed=6)
+    assert [len(each) for each in ids] == [len(each) for each in renamed] and not {*ids} & {*renamed}
+    assert shared(ids) == shared(renamed)
 
-    first, second = shared(7), shared(8)
-    assert [max(count, 3) for count in first] == [max(count, 3) for count in second]
-    ids = [
-        {order.question.ids for order in LIVE_SCENARIOS.load(name).draw(questions(names), Rng(5), SIZES).orders}
-        for names in (7, 8)
-    ]
-    assert not ids[0] & ids[1]
+
+def shared(ids: list[tuple[int, ...]]) -> list[int]:
+    """How far each two begin alike; the header counts as nothing."""
+    return [max(_common(one, two), 3) for number, one in enumerate(ids) for two in ids[:number]]
 
 
 def _common(one: tuple[int, ...], two: tuple[int, ...]) -> int:
@@ -117,8 +106,7 @@ def test_a_server_that_takes_too_few_tokens_is_refused() -> None:
 
 def test_prefix_cache_asks_one_request_twice_and_others_by_an_equal_last_token() -> None:
     round_ = LIVE_SCENARIOS.load("prefix-cache").draw(questions(), Rng(3), SIZES)
-    ids = [order.question.ids for order in round_.orders]
-    assert len(ids) > len(set(ids))
+    assert len(round_.orders) > len({order.question.ids for order in round_.orders})
     answered: dict[int, set[tuple[int, ...]]] = {}
     for order in round_.orders:
         answered.setdefault(order.question.ids[-1], set()).add(order.question.expected)
@@ -136,9 +124,5 @@ def test_a_flood_needs_more_than_the_pool() -> None:
 
 
 def test_position_tests_of_one_seed_under_other_names_have_other_beginnings() -> None:
-    def beginning(names: int) -> tuple[int, ...]:
-        asked = questions(names)
-        return asked.put(Rng(3), asked.marks(Rng(3)), 8).ids[2:34]
-
-    ALL = 600
-    assert len({beginning(names) for names in range(ALL)}) == ALL
+    asked = [questions(names) for names in range(600)]
+    assert len({each.put(Rng(3), each.marks(Rng(3)), 8).ids[2:34] for each in asked}) == 600

@@ -37,8 +37,7 @@ def slow(sending: Sending) -> Answer:
 def test_every_order_is_answered_and_told() -> None:
     client, told = ScriptedClient(), list[int]()
     sent = sender(client).send(round_of(5, 3), told.append)
-    assert sent.is_whole
-    assert told == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sent.is_whole and told == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [each.answer.end for each in sent.exchanges] == [End.DONE] * 8
     assert len({each.sending.rid for each in sent.exchanges}) == 8
 
@@ -56,8 +55,7 @@ def test_a_wave_begins_when_the_one_before_is_answered() -> None:
         return right(sending)
 
     sender(ScriptedClient(answer)).send(round_of(1, 6, 1, concurrency=3))
-    assert seen[0] == seen[-1] == 1
-    assert 1 < max(seen) <= 3
+    assert seen[0] == seen[-1] == 1 < max(seen) <= 3
 
 
 def test_an_aborted_request_is_sent_again_under_another_name() -> None:
@@ -65,8 +63,7 @@ def test_an_aborted_request_is_sent_again_under_another_name() -> None:
     wave = Wave(orders=orders(1, abort=AbortRequest(after=2), retries=True), concurrency=1)
     first, second = sender(client).send(Round((wave,))).exchanges
     assert (first.answer.end, second.answer.end) == (End.ABORTED, End.DONE)
-    assert first.sending.rid != second.sending.rid
-    assert second.sending.abort is None
+    assert first.sending.rid != second.sending.rid and second.sending.abort is None
     assert second.answer.tokens == first.sending.question.expected
 
 
@@ -92,14 +89,12 @@ def test_no_retraction_is_asked_for_without_leave_or_where_nothing_runs() -> Non
 def test_a_retraction_that_fails_is_told_and_ends_nothing() -> None:
     client = ScriptedClient(slow, may_retract=False)
     sent = sender(client).send(round_of(12, retractions=2))
-    assert sent.is_whole
-    assert sent.troubles == ["POST /retract: 404 not found"] * 2
+    assert sent.is_whole and sent.troubles == ["POST /retract: 404 not found"] * 2
 
 
 def test_no_request_begins_when_the_time_is_up() -> None:
     sent = sender(ScriptedClient(), until=time.monotonic() - 1).send(round_of(4))
-    assert not sent.is_whole
-    assert sent.exchanges == []
+    assert not sent.is_whole and sent.exchanges == []
 
 
 def test_an_interrupt_keeps_what_was_answered_and_waits_for_nobody() -> None:

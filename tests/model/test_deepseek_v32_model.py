@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 from rigs.indexed_forward import IndexedForward, as_fp8_with_scales, hadamard_as_fp8
-from rigs.known_answers import LEAST_MARGIN, PAGE, forward, least_margin, marks, questions, small, walk
+from rigs.known_answers import (
+    LEAST_MARGIN,
+    PAGE,
+    first_wrong_at_once,
+    forward,
+    least_margin,
+    lost,
+    marks,
+    questions,
+    small,
+    walk,
+)
 from rigs.llama_forward import Cache, Rounding, as_fp8
 
 from kvcheck.core.model.alphabet import HEADER, Alphabet
@@ -94,9 +105,7 @@ def said(
     logits = model.step(request, cache)
     model.step(walk(parameters, count=COUNT, seed=2), foreign)
     change(cache.index[layer], foreign.index[layer])
-    expected = answers(Alphabet(parameters), request, COUNT)
-    told = torch.cat([logits[None], model.step(expected[:-1], cache, every=True)]).argmax(-1).tolist()
-    return next(((i, a) for i, (a, b) in enumerate(zip(told, expected, strict=True)) if a != b), None)
+    return first_wrong_at_once(model, cache, logits, answers(Alphabet(parameters), request, COUNT))
 
 
 DAMAGE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
@@ -112,7 +121,7 @@ DAMAGE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 def test_a_walk_that_loses_a_page_by_index_rows_says_the_layer(model: IndexedForward, change: str, layer: int) -> None:
     parameters = small(**FAMILY)
     found = said(model, parameters, walk(parameters, count=COUNT, seed=1), layer, DAMAGE[change])
-    assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, None)
+    assert lost(parameters, found) == (layer, None)
 
 
 @pytest.mark.parametrize("layer", range(4))
@@ -123,14 +132,14 @@ def test_index_rows_at_another_position_are_found_by_the_marks_alone(model: Inde
     parameters = small(**FAMILY)
     assert said(model, parameters, walk(parameters, count=COUNT, seed=1), layer, moved) is None
     found = said(model, parameters, marks(parameters, count=parameters.distance + 3), layer, moved)
-    assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, None)
+    assert lost(parameters, found) == (layer, None)
 
 
 @pytest.mark.parametrize("change", ["zero", "half", "twice"])
 def test_marks_lose_a_page_by_its_index_rows_too(model: IndexedForward, change: str) -> None:
     parameters = small(**FAMILY)
     found = said(model, parameters, marks(parameters, count=parameters.distance + 3), 2, DAMAGE[change])
-    assert found is not None and Alphabet(parameters).lost_at(found[1]) == (2, None)
+    assert lost(parameters, found) == (2, None)
 
 
 def test_a_stale_row_of_one_token_is_found_but_where_it_is_picked_by_chance() -> None:
@@ -151,9 +160,9 @@ def test_a_stale_row_of_one_token_is_found_but_where_it_is_picked_by_chance() ->
         damaged = cache.copy()
         damaged.index[layer][token] = foreign_cache.index[layer][token]
         told = made.step([request[-1], *expected[:-1]], _without_last(damaged), every=True).argmax(-1).tolist()
-        lost = [bool(hidden[layer][step, token]) for step, at in enumerate(read) if at[layer] == token]
-        assert (told == list(expected)) == (not any(lost)), (layer, token)
-        outcomes.append(any(lost))
+        hid = [bool(hidden[layer][step, token]) for step, at in enumerate(read) if at[layer] == token]
+        assert (told == list(expected)) == (not any(hid)), (layer, token)
+        outcomes.append(any(hid))
     assert 24 <= sum(outcomes) < len(outcomes)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from rigs.gpt_oss_forward import GptOssForward
-from rigs.known_answers import first_wrong, forward, marks, questions, small, walk
+from rigs.known_answers import first_wrong, first_wrong_at_once, forward, lost, marks, small, walk
 from rigs.llama_forward import Cache, as_fp8
 
 from kvcheck.core.model.alphabet import TOO_MUCH, Alphabet
 from kvcheck.core.model.answers import answers
-from kvcheck.core.model.gpt_oss import config
 
 FAMILY = {"family": "gpt-oss"}
 PARAMETERS = small(**FAMILY)
@@ -60,10 +59,8 @@ def _no_faults(model: GptOssForward) -> Iterator[None]:
 
 def said(model: GptOssForward, request: tuple[int, ...]) -> tuple[int, int] | None:
     """(step, token) of the first wrong answer; a token that is behind the last one stands in the cache already."""
-    cache, expected = Cache(), answers(ALPHABET, request, COUNT)
-    first = model.step(request, cache)
-    tokens = [int(first.argmax()), *model.step(expected[:-1], cache, every=True).argmax(-1).tolist()]
-    return next(((i, a) for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b), None)
+    cache = Cache()
+    return first_wrong_at_once(model, cache, model.step(request, cache), answers(ALPHABET, request, COUNT))
 
 
 @pytest.mark.parametrize("off", [1, 2, 7, -1, -2])
@@ -72,22 +69,20 @@ def test_a_window_of_another_length_is_said_with_its_layer(model: GptOssForward,
     model.window_off[layer] = off
     found = said(model, MARKS)
     assert found is not None and found[0] == 0
-    assert ALPHABET.lost_at(found[1]) == (layer, None)
+    assert lost(PARAMETERS, found) == (layer, None)
 
 
 @pytest.mark.parametrize("layer", FULL)
 def test_a_token_that_reads_behind_its_own_position_is_said_with_its_layer(model: GptOssForward, layer: int) -> None:
     model.ahead[layer] = 1
-    found = said(model, MARKS)
-    assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
+    assert lost(PARAMETERS, said(model, MARKS)) == (layer, None)
 
 
 @pytest.mark.parametrize("request_ids", [WALK, MARKS], ids=["walk", "marks"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_both_tests_name_a_lost_sinks_layer(model: GptOssForward, layer: int, request_ids: tuple[int, ...]) -> None:
     model.sink_times[layer] = torch.inf
-    found = said(model, request_ids)
-    assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
+    assert lost(PARAMETERS, said(model, request_ids)) == (layer, None)
 
 
 @pytest.mark.parametrize("times", [2.0, 1.4427, 0.6931])
@@ -131,17 +126,17 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("layer", WINDOWED)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_wrong_page_of_a_windowed_layer_is_said_by_marks_alone(model: GptOssForward, change: str, layer: int) -> None:
-    found = wrong_page(model, MARKS, layer, CHANGES[change])
-    assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
+    assert lost(PARAMETERS, wrong_page(model, MARKS, layer, CHANGES[change])) == (layer, None)
     assert wrong_page(model, WALK, layer, CHANGES[change]) is None
 
 
+@pytest.mark.parametrize("request_ids", [WALK, MARKS], ids=["walk", "marks"])
 @pytest.mark.parametrize("layer", FULL)
 @pytest.mark.parametrize("change", ["zero", "half the keys"])
-def test_a_wrong_page_of_a_full_layer_is_said_by_both_tests(model: GptOssForward, change: str, layer: int) -> None:
-    for request in questions(PARAMETERS):
-        found = wrong_page(model, request, layer, CHANGES[change])
-        assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
+def test_a_wrong_page_of_a_full_layer_is_said_by_both_tests(
+    model: GptOssForward, change: str, layer: int, request_ids: tuple[int, ...]
+) -> None:
+    assert lost(PARAMETERS, wrong_page(model, request_ids, layer, CHANGES[change])) == (layer, None)
 
 
 @pytest.mark.parametrize("layer", WINDOWED)
@@ -149,10 +144,4 @@ def test_a_wrong_page_of_a_full_layer_is_said_by_both_tests(model: GptOssForward
 def test_a_head_that_is_too_strong_or_finds_nothing_is_said_so(model: GptOssForward, layer: int, head: int) -> None:
     strong = wrong_page(model, MARKS, layer, lambda _k, v: v[:, head].mul_(2))
     assert strong is not None and strong[1] == TOO_MUCH
-    lost = wrong_page(model, MARKS, layer, lambda k, _v: k[:, head].zero_())
-    assert lost is not None and ALPHABET.lost_at(lost[1]) == (layer, head)
-
-
-def test_layers_have_their_kinds_by_name() -> None:
-    kinds = config(small(**FAMILY, layers=3))["layer_types"]
-    assert kinds == ["sliding_attention", "full_attention", "sliding_attention"]
+    assert lost(PARAMETERS, wrong_page(model, MARKS, layer, lambda k, _v: k[:, head].zero_())) == (layer, head)

@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rigs.known_answers import (
-    LEAST_MARGIN,
-    first_wrong,
-    forward,
-    least_margin,
-    marks,
-    questions,
-    small,
-)
+from rigs.known_answers import LEAST_MARGIN, first_wrong, forward, least_margin, marks, questions, small
 from rigs.llama_forward import Cache, as_fp8
 
 from kvcheck.core.model.alphabet import BEGIN, Alphabet

@@ -15,6 +15,7 @@ from rigs.known_answers import (
     first_wrong_at_once,
     forward,
     least_margin,
+    lost,
     marks,
     small,
     walk,
@@ -124,9 +125,7 @@ def after_damage(name: str, layer: int, own: Asked, other: Asked, most: int = CO
 @pytest.mark.parametrize("layer", STATES)
 @pytest.mark.parametrize("name", STATE_DAMAGE)
 def test_damage_of_a_state_is_found_by_the_marks_with_its_layer(asked: dict[str, Asked], name: str, layer: int) -> None:
-    found = after_damage(name, layer, asked["marks"], asked["other marks"], 4)
-    assert found is not None
-    named = Alphabet(small(**FAMILY)).lost_at(found[1])
+    named = lost(small(**FAMILY), after_damage(name, layer, asked["marks"], asked["other marks"], 4))
     assert named is not None and named[0] == layer
 
 
@@ -145,8 +144,7 @@ def test_one_value_head_of_a_state_is_named_with_its_kv_head(asked: dict[str, As
     def change(cache: Cache, _asked: Asked) -> None:
         cache.values[layer] = cache.values[layer].index_fill(0, torch.tensor([head]), 0.0)
 
-    found = asked["marks"].said(change, 4)
-    assert found is not None and Alphabet(small(**FAMILY)).lost_at(found[1]) == (layer, head // 2)
+    assert lost(small(**FAMILY), asked["marks"].said(change, 4)) == (layer, head // 2)
 
 
 @pytest.mark.parametrize("layer", STATES)
@@ -171,8 +169,7 @@ def test_a_chunk_that_was_not_applied_is_found_by_the_walk(model: LlamaForward) 
     first = cache.values[1].clone()
     logits = model.step(request[64:], cache)
     cache.values[1] = first
-    found = first_wrong_at_once(model, cache, logits, expected)
-    assert found is not None and Alphabet(parameters).lost_at(found[1]) == (1, None)
+    assert lost(parameters, first_wrong_at_once(model, cache, logits, expected)) == (1, None)
 
 
 @pytest.mark.parametrize("change", ["zero", "foreign", "half the keys", "keys of one head"])
@@ -181,10 +178,8 @@ def test_the_walk_finds_a_page_of_attention(asked: dict[str, Asked], change: str
         other = asked["other walk"].after[-1]
         DAMAGE[change](cache.keys[ATTENTION], cache.values[ATTENTION], other.keys[ATTENTION], other.values[ATTENTION])
 
-    found = asked["walk"].said(damaged)
-    assert found is not None
-    lost = Alphabet(small(**FAMILY)).lost_at(found[1])
-    assert lost is not None and lost[0] == ATTENTION
+    named = lost(small(**FAMILY), asked["walk"].said(damaged))
+    assert named is not None and named[0] == ATTENTION
 
 
 def test_keys_at_another_position_are_found_by_the_marks_alone(model: LlamaForward, asked: dict[str, Asked]) -> None:
@@ -192,5 +187,4 @@ def test_keys_at_another_position_are_found_by_the_marks_alone(model: LlamaForwa
         cache.keys[ATTENTION][PAGE] = model.turn(cache.keys[ATTENTION][PAGE], torch.ones(16))
 
     assert asked["walk"].said(moved) is None
-    found = asked["marks"].said(moved)
-    assert found is not None and Alphabet(small(**FAMILY)).lost_at(found[1]) == (ATTENTION, None)
+    assert lost(small(**FAMILY), asked["marks"].said(moved)) == (ATTENTION, None)

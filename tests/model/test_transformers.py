@@ -1,7 +1,7 @@
 """Hugging Face transformers gives the known answers, where an environment with it is named.
 
     python3 -m venv envs/transformers && envs/transformers/bin/pip install torch==2.13.0 transformers
-    KVCHECK_TRANSFORMERS=envs/transformers pytest tests/model/test_transformers.py
+    REAL_TRANSFORMERS=envs/transformers pytest tests/model/test_transformers.py
 
 Invariants:
 - transformers runs in its own interpreter, on a folder that `write_model` wrote.
@@ -27,10 +27,10 @@ from kvcheck.core.model.answers import answers
 from kvcheck.core.model.folder import write_model
 from kvcheck.core.model.parameters import Parameters
 
-ENVIRONMENT = os.environ.get("KVCHECK_TRANSFORMERS", "")
+ENVIRONMENT = os.environ.get("REAL_TRANSFORMERS", "")
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(not ENVIRONMENT, reason="KVCHECK_TRANSFORMERS names no environment with transformers"),
+    pytest.mark.skipif(not ENVIRONMENT, reason="REAL_TRANSFORMERS names no environment with transformers"),
 ]
 REQUESTS = 100  # of each test
 TOKENS = 16

@@ -1,8 +1,4 @@
-"""Which delays are tried on a device before a mutant is said not to serve wrong bytes there, and in which order.
-
-Invariants:
-- Nothing runs: the delays of each schedule are given.
-"""
+"""Which delays are tried on a device before a mutant is said not to serve wrong bytes there, and in which order."""
 
 from __future__ import annotations
 
@@ -94,7 +90,4 @@ def test_what_all_tries_came_to_is_told_of_a_mutant_that_does_not_reproduce(monk
     monkeypatch.setattr(delayed, "tries", tried)
     assert told().endswith("; next: a larger --schedules"), "no schedule has an operation to delay"
     found = (SHOWS, "wire.kv")
-    assert told() == (
-        "lanes were held, and what was read was right all the same; "
-        "wrong bytes in 0 of 9 runs without delays, 0 of 9 with"
-    )
+    assert told().endswith("wrong bytes in 0 of 9 runs without delays, 0 of 9 with")

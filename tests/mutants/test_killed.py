@@ -1,11 +1,4 @@
-"""The project's central claim: every mutant is killed by the oracle it names, on a plan that the fixed build passes.
-
-Invariants:
-- The mutant and the fixed build run one plan over one workload; where a mutant's line is replayed, it gives its digest.
-- The fixed build runs a plan once, also where several mutants are shown by it: its run follows from the plan alone.
-- What they share is made from the plan alone, by the fixed build, and cannot be written.
-- The cause that is shown first has the code of the mutant's card, however much else its schedule finds.
-"""
+"""The project's central claim: every mutant is killed by the oracle it names, on a plan that the fixed build passes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ COMMITS, BROKEN = 6, 3
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git says."""
     return subprocess.run([*GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 

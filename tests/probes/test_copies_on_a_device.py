@@ -26,7 +26,7 @@ SCHEDULES = 4
 """Two layouts, each with copies that are held throughout and at random."""
 GOOD = ""
 HELD = "work is held until the process lets it go"
-ENGINE = os.environ.get("KVCHECK_SGLANG_CUDA", "")
+ENGINE = os.environ.get("REAL_SGLANG_CUDA", "")
 
 COPY_FAULTS = {
     "early-ack": {"KV201"},
@@ -234,7 +234,7 @@ def test_pinned_memory_is_given_back_but_for_what_the_engine_gave_back(monkeypat
 @pytest.mark.gpu
 @pytest.mark.sglang
 @pytest.mark.processes
-@pytest.mark.skipif(not ENGINE, reason="KVCHECK_SGLANG_CUDA names no environment; see kvcheck env --device cuda")
+@pytest.mark.skipif(not ENGINE, reason="REAL_SGLANG_CUDA names no environment; see kvcheck env --device cuda")
 @pytest.mark.parametrize(
     "shape", ["host-copy.mha-kernel", "host-copy.nsa-kernel", "host-copy.nsa-direct", "retract.nsa", "retract.mamba"]
 )

@@ -8,7 +8,6 @@ import pytest
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.frame.stubs import Stubs
 
 
 def test_what_cannot_be_imported_is_not_called_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +37,3 @@ def test_what_cannot_be_imported_is_not_called_absent(tmp_path: Path, monkeypatc
         assert told in str(caught.value)
     with pytest.raises(CannotDrive, match="broken cannot be imported"):
         names["broken"]
-
-
-def test_stand_in_has_a_version_that_can_be_compared() -> None:
-    stubs = Stubs("release", ("what_nobody_has",))
-    made = stubs.create_module(__import__("importlib.machinery").machinery.ModuleSpec("what_nobody_has", stubs))
-    assert made.__version__ == "0"

@@ -39,7 +39,6 @@ def stubs() -> Iterator[Stubs]:
 
 
 def as_module(name: str, source: str) -> ModuleType:
-    """A module of that name that runs this source."""
     module = ModuleType(name)
     exec(source, module.__dict__)
     return module
@@ -197,8 +196,6 @@ def test_a_conditional_finding_stands_in_no_other_ones_way() -> None:
 
 
 class Empty:
-    """A probe that compares nothing."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return ()
 

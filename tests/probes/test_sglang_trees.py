@@ -71,8 +71,6 @@ class Made:
 
 
 class Parts:
-    """Components of a tree."""
-
     MAMBA = 1
 
 

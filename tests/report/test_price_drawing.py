@@ -13,7 +13,7 @@ from rigs.literal_record import MARKUP, PASSED
 
 from kvcheck.core.base.record import Interval
 from kvcheck.core.report.charts import cost_svg
-from kvcheck.core.report.price_section import dot_svg, ratio_axis
+from kvcheck.core.report.prices import ratio_axis
 from kvcheck.core.report.to_html import render
 
 TIMES = {"us": Interval(20.0, 19.0, 21.0), "baseline_us": Interval(10.0, 9.0, 11.0), "floor": 0.03}
@@ -30,26 +30,28 @@ def parsed(drawing: object) -> ET.Element:
     return ET.fromstring(str(drawing))
 
 
-def attribute(drawing: object, kind: str, name: str) -> float:
-    (found,) = (each for each in parsed(drawing).iter() if each.get("class") == kind)
-    return float(str(found.get(name)))
+def dots(page: str, kind: str, name: str) -> list[float]:
+    """An attribute of the marks of a kind in the first drawing of a row, from left to right."""
+    drawing = parsed(
+        next(each for each in re.findall(r'<svg class="dots".*?</svg>', page, re.DOTALL) if f'class="{kind}"' in each)
+    )
+    return [float(str(each.get(name))) for each in drawing.iter() if each.get("class") == kind]
 
 
 def test_a_dot_stands_between_the_ends_of_its_interval_and_the_floor_round_one() -> None:
+    page = render(replace(PASSED, bench=(ROW,)))
+    start, end = map(float, re.search(r'class="interval" d="M([\d.]+) 9H([\d.]+)"', page).groups())  # type: ignore[union-attr]
+    (dot,), (left,), (width,) = dots(page, "dot", "cx"), dots(page, "floor", "x"), dots(page, "floor", "width")
     axis = ratio_axis([ROW.ratio])
-    drawing = dot_svg(axis, ROW.ratio, ROW.floor, "")
-    start, end = re.search(r'class="interval" d="M([\d.]+) 9H([\d.]+)"', drawing).groups()  # type: ignore[union-attr]
-    assert float(start) < attribute(drawing, "dot", "cx") < float(end) <= axis.width
-    left, width = attribute(drawing, "floor", "x"), attribute(drawing, "floor", "width")
-    assert left < axis.x(1.0) < left + width < attribute(drawing, "dot", "cx")
-    assert parsed(drawing)[0].text == "2 (1.9 to 2.1); noise floor 0.03"
+    assert start < dot < end <= axis.width and left < axis.x(1.0) < left + width < dot
+    assert "<title>2 (1.9 to 2.1); noise floor 0.03</title>" in page
 
 
 def test_the_largest_ratios_that_an_axis_holds_are_bounded() -> None:
     axis = ratio_axis([Interval(1e-300, 1e-308, math.inf), Interval(1e300)])
     assert (axis.low, axis.high) == (1e-3, 1e3)
-    parsed(dot_svg(axis, Interval(0.0, 0.0, math.inf), 0.0, ""))
-    assert dot_svg(axis, Interval(math.inf), 0.1, "") == ""
+    odd = [replace(ROW, arm=f"a{at}", ratio=ratio) for at, ratio in enumerate([Interval(0.0, 0.0), Interval(1e300)])]
+    assert render(replace(PASSED, bench=tuple(odd))).count('class="beyond"') == 4
 
 
 def names_of(drawing: str) -> list[str]:

@@ -12,7 +12,7 @@ from rigs.literal_record import FAILED, FOREIGN, MUTANTS
 from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.report.to_html import render
-from kvcheck.core.report.wording import LONG, proof_line, replay_line, whole_proof_line
+from kvcheck.core.report.wording import LONG, replay_line
 
 LINE = f"retract-resume:shape=glm-5.1-tiny,seed=1,choices={'eNoL' * 60}"
 WHOLE = f"kvcheck replay {LINE}"
@@ -54,18 +54,12 @@ def test_a_line_that_is_short_stays() -> None:
     assert replay_line(run(), found(replay="", schedule="")) == FAILED.repro
 
 
-def test_a_proof_has_a_line_of_its_own() -> None:
-    assert proof_line(run(), found(minimal=PROVEN)) == f"kvcheck replay {FAILED.run_id}#3:proof"
-    assert whole_proof_line(found(minimal=PROVEN)) == FLIPPED
-    assert proof_line(run(), found()) == whole_proof_line(found()) == ""
-
-
 def test_the_terminal_prints_short_lines_of_a_stored_run_and_whole_ones_without() -> None:
     record = replace(run(), findings=(found(minimal=PROVEN),))
     stored, nowhere = findings_block(record.findings, record), findings_block(record.findings)
     assert f"    repro   kvcheck replay {FAILED.run_id}#3" in stored
-    assert f"            kvcheck replay {FAILED.run_id}#3:proof" in stored
-    assert f"    repro   {WHOLE}" in nowhere and f"            {FLIPPED}" in nowhere
+    assert f"    shown   kvcheck replay {FAILED.run_id}#3:proof" in stored
+    assert f"    repro   {WHOLE}" in nowhere and f"    shown   {FLIPPED}" in nowhere
 
 
 def test_the_page_shows_the_short_line_and_folds_the_whole_one() -> None:

@@ -16,9 +16,9 @@ from rigs.schemas import check_fits
 from kvcheck.commands.terminal import verdict_lines
 from kvcheck.core.base.record import Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.comparison.compare import compare
+from kvcheck.core.report.comparison.pages import markdown as compared_md
+from kvcheck.core.report.comparison.pages import render as compared_page
 from kvcheck.core.report.comparison.to_csv import render as compared_csv
-from kvcheck.core.report.comparison.to_html import render as compared_page
-from kvcheck.core.report.comparison.to_md import render as compared_md
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.result import evidence_problems, integrity_problems, summaries, tally
 from kvcheck.core.report.to_html import render
@@ -63,7 +63,7 @@ def test_page_begins_with_what_never_happened() -> None:
 def test_requirement_of_a_kind_that_the_server_does_not_say_is_not_zero() -> None:
     row = ScenarioResult(id="require/transfer", shape="transfer", verdict=Verdict.UNKNOWN, reason="no counter")
     rows = table(render(replace(LIVE, scenarios=(row,), plan={"require": {"transfer": 5}})), "never")
-    assert "--require transfer=5" in rows and "n/a: the server does not say" in rows
+    assert "--require transfer=5" in rows and "n/a: not reported" in rows
 
 
 def test_table_has_a_column_a_kind_and_says_what_nobody_counts() -> None:

@@ -13,7 +13,7 @@ from rigs.literal_record import FAILED, FOREIGN, HOSTILE, MARKUP, STORY, UNTOLD
 
 from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.story import Story
-from kvcheck.core.report.story_drawing import story_svg
+from kvcheck.core.report.charts import MISSING, story_svg
 from kvcheck.core.report.story_text import lanes_of, story_lines, why_no_story
 from kvcheck.core.report.to_html import render
 from kvcheck.core.report.to_perfetto import write
@@ -22,31 +22,21 @@ TOLD = replace(FOREIGN, story=STORY)
 STEP = STORY.steps[0]
 
 
-def kinds(svg: ElementTree.Element) -> list[str]:
-    return [each.get("class", "") for each in svg]
+def texts(svg: str) -> list[str]:
+    return [each.text or "" for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")]
 
 
-def test_the_drawing_has_a_mark_for_each_step_and_the_missing_wait_is_named() -> None:
-    svg = ElementTree.fromstring(story_svg(STORY))
-    found = kinds(svg)
-    marks = ["write", "host", "write wrong", "message", "read wrong"]
-    assert [each for each in found if each in marks] == marks
-    assert found.count("missing") == found.count("cross") == 1 and found.count("wait") == 1
-    assert [each.text for each in svg if each.get("class") == "mid missing-name"] == ["no wait"]
-    assert svg.attrib["aria-label"] == "5 steps in 4 lanes; 1 missing wait"
-    (pending,) = [each for each in svg if each.get("class") == "bar"]
-    assert float(pending.attrib["height"]) > 38  # the write of step 3 has not ended by step 5
-
-
-def test_a_control_character_does_not_reach_the_drawing() -> None:
-    hostile = replace(STORY, steps=(replace(STEP, lane="a\x00b\x1b[31m"),), edges=())
-    ElementTree.fromstring(story_svg(hostile))  # NUL would be no XML
-    assert "\\x1b[31m" in story_svg(hostile) and MARKUP not in story_svg(STORY)
+def test_the_drawing_has_lanes_and_steps_and_names_the_missing_wait() -> None:
+    drawn = story_svg(STORY)
+    assert sorted(texts(drawn)) == [*"12345", *"ABCD", "no wait"]
+    assert "stroke-dasharray" in drawn and MISSING in drawn
+    fixed = story_svg(replace(STORY, edges=STORY.edges[1:]))
+    assert "no wait" not in texts(fixed) and "stroke-dasharray" not in fixed
 
 
 def test_the_page_shows_the_story_of_the_cause_and_why_there_is_none() -> None:
     page = render(replace(FAILED, findings=(TOLD, replace(FOREIGN, id="9", code="KV104", story=UNTOLD))))
-    assert page.count('<svg class="lanes"') == 1 and MARKUP not in page
+    assert page.count('<div class="timeline"><svg') == 1 and MARKUP not in page
     assert "no time to run the schedule once more" in page and "DOES NOT WAIT for 3" in page
 
 

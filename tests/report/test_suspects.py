@@ -9,7 +9,8 @@ from base.test_record import DAMAGE, changed, places
 from rigs.literal_record import MARKUP
 from rigs.live_record import LIVE, LIVE_FINDINGS, MARKS, WALK
 
-from kvcheck.core.report.to_html import MOST_LAYERS, MOST_SUSPECTS, render, suspects_of
+from kvcheck.core.report.to_html import render
+from kvcheck.core.report.view import MOST_LAYERS, MOST_SUSPECTS, suspects_of
 
 
 def page_of(minimal: dict[str, object] | None) -> str:
@@ -24,7 +25,7 @@ def test_a_suspect_is_a_row_with_its_place_what_was_read_and_why() -> None:
         "layer 2, page 4 (positions 64 to 79)",
         "layer 1, KV head 3, page 1 (positions 16 to 31)",
     ]
-    assert [row.read for row in rows] == [f"{wrong[each['layer']]:,}" for each in given]
+    assert [row.read for row in rows] == [wrong[each["layer"]] for each in given]
     assert [row.why for row in rows] == [each["why"] for each in given] and more == 0
     assert all(row.where in page_of(WALK) for row in rows)
 
@@ -33,16 +34,14 @@ def test_a_long_list_is_cut_and_what_is_left_out_is_counted() -> None:
     one = {"layer": 1, "page": 2, "first": 32, "last": 47, "why": f"{MARKUP}\x1b[2J{'x' * 9000}"}
     long = {**WALK, "suspects": [one] * (MOST_SUSPECTS + 3)}
     rows, more = suspects_of(long)
-    assert (len(rows), more) == (MOST_SUSPECTS, 3) and len(rows[0].why) < 400
+    assert (len(rows), more) == (MOST_SUSPECTS, 3) and "x" * 3000 not in page_of(long).split("<template")[0]
     assert MARKUP not in page_of(long) and "\x1b" not in page_of(long)
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        None,
         5,
-        {},
         {"layer": MOST_LAYERS, "page": 1, "first": 1, "last": 2},
         {"layer": 1, "page": 1, "first": 2, "last": 1},
         {"layer": True, "page": "1", "first": 1, "last": 2},
@@ -51,12 +50,7 @@ def test_a_long_list_is_cut_and_what_is_left_out_is_counted() -> None:
 )
 def test_a_row_that_names_no_place_is_left_out(row: object) -> None:
     assert suspects_of({**WALK, "suspects": [row]}) == ([], 0)
-
-
-@pytest.mark.parametrize("odd", [None, {}, {"requests": 2}, {**WALK, "test": ["walk"]}, {**WALK, "suspects": "all"}])
-def test_other_findings_have_no_suspects(odd: dict[str, object] | None) -> None:
-    assert suspects_of(odd) == ([], 0)
-    assert "suspected place" not in page_of(odd) and "KV801" in page_of(odd)
+    assert "suspected place" not in page_of({**WALK, "suspects": [row]})
 
 
 @pytest.mark.parametrize("minimal", [WALK, MARKS], ids=["walk", "position"])

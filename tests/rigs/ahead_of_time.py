@@ -1,10 +1,6 @@
 """Triton kernels compiled for real GPUs on a machine that has none, and what is wrong with what came out.
 
-    problems(launch, 90)    what a launch of that class would meet on sm_90; nothing where all is well
-
-Invariants:
-- No driver is asked: what is compiled is what a launch with such arguments would run, by the JIT's own rules.
-- An error of the compiler is a problem, with its last line. Any other error is the test's own.
+problems(launch, 90)    what a launch of that class would meet on sm_90; nothing where all is well
 """
 
 from __future__ import annotations
@@ -70,7 +66,6 @@ def problems(launch: Launch, capability: int, folder: Path) -> list[str]:
 def problems_of(
     kernel: Any, capability: int, given: Sequence[object], constants: dict[str, Any], folder: Path
 ) -> list[str]:
-    """The same of a kernel with its arguments."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 

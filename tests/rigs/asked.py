@@ -1,8 +1,4 @@
-"""Questions, and clients of an address that ask them.
-
-Invariants:
-- The model is small, and each question is one that its rules answer.
-"""
+"""Questions, and clients of an address that ask them."""
 
 from __future__ import annotations
 
@@ -48,5 +44,4 @@ def ask(asked: Client, number: int = 0, *, abort: AbortRequest | None = None, pr
 
 
 def wrong(answer: Answer, number: int) -> int:
-    """Tokens that are not those of a right server."""
     return sum(said != right for said, right in zip(answer.tokens, QUESTIONS[number].expected, strict=True))

@@ -1,9 +1,4 @@
-"""Which test runs or compares each fenced block of the documents, or why it is only parsed: one table.
-
-Invariants:
-- A row has its document and how the first line of the block begins. tests/test_blocks.py refuses a block without one.
-- A command that is not run has its reason: what it needs that a test does not have.
-"""
+"""Which test runs or compares each fenced block of the documents, or why it is only parsed: one table."""
 
 from __future__ import annotations
 
@@ -46,7 +41,6 @@ Row = By | Runs | Parsed
 BUGS_CODE = "commands/test_bugs_page.py::test_every_function_that_is_named_exists_and_the_code_shown_is_its_code"
 BUGS_RUN = "commands/test_bugs_page.py::test_red_command_exits_1_with_the_code_that_the_page_names"
 OWN_CODE = "commands/test_own_code_page.py::test_the_example_is_red_for_each_bug_and_green_without_as_the_page_shows"
-OWN_TEST = "commands/test_own_code_page.py::test_a_test_of_the_example_has_few_lines_and_the_page_shows_one_of_them"
 OWN_ENGINE = "commands/test_own_target.py::test_the_commands_of_the_page_end_as_it_says"
 FIRST_RED = "commands/test_readme.py::test_the_first_red_prints_the_sample"
 BISECT = "probes/test_bisect.py::test_the_recipe_finds_the_commit"
@@ -58,26 +52,17 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck stress --mutant": By(FIRST_RED),
         "FAIL  retract-resume": By(FIRST_RED),
     },
-    "ARCHITECTURE.md": {"kernels <": By(f"{HERE}test_the_order_of_the_packages_is_that_of_the_imports")},
+    "ARCHITECTURE.md": {"kernels <": Parsed("a drawing; the contracts of import-linter have the order")},
     "HACKING.md": {
         ".venv/bin/python -m pytest": Runs((0,)),
         ".venv/bin/python -m pdb": Runs((1,)),
         "--- a/kvcheck": By("test_documents.py::test_the_worked_example_of_a_mutant_applies"),
     },
     "docs/bugs.md": {
-        "def get(self": By(BUGS_CODE),
-        "for space, buffer": By(BUGS_CODE),
-        "for layer in": By(BUGS_CODE),
-        "for producer in": By(BUGS_CODE),
-        "if not (_holds": By(BUGS_CODE),
-        "moved = []": By(BUGS_CODE),
-        "copy = np": By(BUGS_CODE),
-        "# The digest": By(BUGS_CODE),
-        "least = [": By(BUGS_CODE),
-        "kvcheck stress retract-resume": By(BUGS_RUN),
-        "kvcheck stress hicache --shape glm": By(BUGS_RUN),
-        "kvcheck stress pd-transfer": By(BUGS_RUN),
-        "kvcheck stress hicache --shape llama": By(BUGS_RUN),
+        **dict.fromkeys(("def get(self", "for space, buffer", "for layer in", "for producer in"), By(BUGS_CODE)),
+        **dict.fromkeys(("if not (_holds", "moved = []", "copy = np", "# The digest", "least = ["), By(BUGS_CODE)),
+        **dict.fromkeys(("kvcheck stress retract-resume", "kvcheck stress pd-transfer"), By(BUGS_RUN)),
+        **dict.fromkeys((f"kvcheck stress hicache --shape {name}" for name in ("glm", "llama")), By(BUGS_RUN)),
         "kvcheck stress nvlink-aux": By(BUGS_RUN),
     },
     "docs/engines.md": {
@@ -125,14 +110,8 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "[{": By(f"{HERE}test_the_bug_by_hand_of_the_page_can_be_put_in"),
     },
     "docs/own-code.md": {
-        "@pytest": By(
-            "commands/test_own_code_page.py::test_a_test_of_the_example_has_few_lines_and_the_page_shows_one_of_them"
-        ),
-        "pip install .": By(OWN_CODE),
-        "KV304": By(OWN_CODE),
-        "KV305": By(OWN_CODE),
-        "KV201": By(OWN_CODE),
-        "kvcheck report": By(OWN_CODE),
+        "@pytest": By(OWN_CODE),
+        **dict.fromkeys(("pip install .", "KV304", "KV305", "KV201", "kvcheck report"), By(OWN_CODE)),
     },
     "docs/own-model.md": {
         "kvcheck live": Parsed(SERVER),
@@ -168,7 +147,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "reports/published/known-answers/README.md": {
         "PYTHONPATH=tests python -m tools.tables.damage": Parsed(HOURS),
         "PYTHONPATH=tests python -m tools.tables.margin": Parsed(HOURS),
-        "KVCHECK_TRANSFORMERS": Parsed("needs an environment with transformers"),
+        "REAL_TRANSFORMERS": Parsed("needs an environment with transformers"),
     },
     "reports/published/serve/README.md": {"python -m tools.servers.serve_prices": Parsed(ENGINE)},
     "reports/README.md": {"import json": By(f"{HERE}test_the_lines_that_read_records_run")},

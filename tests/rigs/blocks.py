@@ -1,9 +1,4 @@
-"""Fenced blocks of the documents, and the command lines in them, as kvcheck's own parser reads them.
-
-Invariants:
-- A line that ends in a backslash is one line with the next. What stands behind ` #` is not part of a command.
-- Nothing is run here. A value that the reader has to fill in is in capitals, or begins with a dollar sign.
-"""
+"""Fenced blocks of the documents, and the command lines in them, as kvcheck's own parser reads them."""
 
 from __future__ import annotations
 
@@ -55,7 +50,6 @@ class Block:
 
 @cache
 def text_of(document: str) -> str:
-    """The text of a document."""
     return (PROJECT / document).read_text(encoding="utf-8")
 
 

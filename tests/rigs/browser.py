@@ -1,10 +1,4 @@
-"""Pages in headless Chromium: copies of them in frames of several widths, and what a script in each copy sees.
-
-Invariants:
-- The page under test is the copy's text but for one script at its end and the hash that lets it run.
-- One browser opens all pages in all widths, with a profile of its own, and reaches no network.
-- A page that says nothing is an error, so a check cannot pass because it did not run.
-"""
+"""Pages in headless Chromium: copies of them in frames of several widths, and what a script in each copy sees."""
 
 from __future__ import annotations
 
@@ -100,7 +94,6 @@ class Opened:
 
 
 def open_pages(pages: Mapping[str, str], folder: Path) -> Opened:
-    """Open every page in every width and scheme."""
     wanted = [(name, width, scheme) for name in pages for width in WIDTHS for scheme in SCHEMES]
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(with_script(text), encoding="utf-8")

@@ -85,7 +85,6 @@ class Rig:
         return node
 
     def nodes(self) -> dict[str, Node]:
-        """Every node but the root, by its text."""
         return {text_of(self, node): node for node in self.tree.nodes()}
 
     # A request's life

@@ -1,9 +1,4 @@
-"""What CI systems accept of the files they read, written by hand: elements, attributes, types and limits.
-
-Invariants:
-- Each reader raises AssertionError for a file that its system refuses or shows wrongly; `test_ci_formats.py` fails
-  each on literal bad files.
-"""
+"""What CI systems accept of the files they read, written by hand: elements, attributes, types and limits."""
 
 from __future__ import annotations
 
@@ -93,7 +88,6 @@ def _decoded(found: re.Match[str]) -> str:
 
 
 def gitlab(text: str) -> list[dict[str, Any]]:
-    """The entries of a code quality file."""
     assert text.isascii()
     entries: list[dict[str, Any]] = json.loads(text)
     assert isinstance(entries, list)
@@ -113,7 +107,6 @@ KINDS = ("notApplicable", "pass", "fail", "review", "open", "informational")
 
 
 def sarif(text: str) -> dict[str, Any]:
-    """The run of a SARIF 2.1.0 file."""
     whole = json.loads(text)
     assert whole.keys() == {"$schema", "version", "runs"} and whole["version"] == "2.1.0"
     (run,) = whole["runs"]

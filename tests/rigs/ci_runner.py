@@ -1,9 +1,7 @@
 """Workflow files checked by hand, and their `run` steps run as a CI runner runs them.
 
-Invariants:
-- Stand-ins for `python -m pip`, new environments and `kvcheck env` write down what would be installed, without
-  a network. All else of a step is run. With programs of the caller's own nothing stands in.
-- Steps run in order, with the environment of workflow, job and step. After a failure only steps that ask for it run.
+Stand-ins for `python -m pip`, new environments and `kvcheck env` write down what would be installed, without a network.
+All else of a step is run. With programs of the caller's own nothing stands in.
 """
 
 from __future__ import annotations
@@ -88,7 +86,6 @@ def faults(text: str, workflow: Mapping[Any, Any]) -> list[str]:
 
 
 def step_faults(step: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of one step."""
     yield from (f"unknown key {key!r}" for key in step.keys() - STEP_KEYS)
     if ("uses" in step) == ("run" in step):
         yield f"expected uses or run: {sorted(step)}"

@@ -4,9 +4,6 @@
 
 What is compiled lies in Triton's cache, where launches find it: so later jobs spend their time on what they measure. A
 machine without a device compiles for an H100. Exit 1 where a class of launches does not compile.
-
-Invariants:
-- The driver is not asked for anything but the device's capability: compiling is all that is done.
 """
 
 from __future__ import annotations
@@ -45,14 +42,12 @@ def compile_one(launch: Launch, capability: int) -> str | None:
 
 
 def compile_all(launches: Sequence[Launch], capability: int, processes: int) -> list[str]:
-    """What is refused."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         made = pool.map(compile_one, launches, [capability] * len(launches), chunksize=4)
         return [each for each in made if each is not None]
 
 
 def main() -> int:
-    """Compile, and say how many."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     began = time.monotonic()
     found = torch.cuda.get_device_capability() if torch.cuda.is_available() else divmod(WITHOUT_A_DEVICE, 10)

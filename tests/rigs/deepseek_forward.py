@@ -31,10 +31,14 @@ class DeepseekForward(LlamaForward):
     def projected(self, layer: int, x: torch.Tensor) -> list[torch.Tensor]:
         """Queries [T, heads, nope + rope], rotary parts of keys [T, 1, rope] and normed latents [T, 1, latent]."""
         y, prefix = self.norm(x), f"model.layers.{layer}.self_attn"
-        q = (y @ self.w[f"{prefix}.q_proj.weight"].T).unflatten(1, (self.config["num_attention_heads"], -1))
+        q = self.queries(layer, x).unflatten(1, (self.config["num_attention_heads"], -1))
         into = y @ self.w[f"{prefix}.kv_a_proj_with_mqa.weight"].T
         latent, rope = into.split([self.config["kv_lora_rank"], self.turned], -1)
         return [q, rope[:, None], self.norm(latent)[:, None]]
+
+    def queries(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """Of all heads side by side, [T, heads * (nope + rope)]."""
+        return self.norm(x) @ self.w[f"model.layers.{layer}.self_attn.q_proj.weight"].T
 
     def _out_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What makes keys and values of the latent: [heads, nope, latent] and [heads, values, latent]."""

@@ -1,8 +1,4 @@
-"""How many examples a property gets that needs more, or can afford fewer, than the profile gives.
-
-Invariants:
-- A profile with a fifth of the examples gives each property a fifth of its own, and two at least.
-"""
+"""How many examples a property gets that needs more, or can afford fewer, than the profile gives."""
 
 from __future__ import annotations
 

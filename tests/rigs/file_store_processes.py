@@ -1,8 +1,6 @@
 """Child processes of test_file_store.py: writers that are killed, and writers that share a folder.
 
-Run as a script, without torch, so that a child costs one fork. Invariants:
-- The verdict is made of what a reader sees afterwards, never of when a kill happened to arrive.
-- A put that was acknowledged before the kill is there afterwards.
+Run as a script, without torch, so that a child costs one fork. The verdict is made of what a reader sees afterwards.
 """
 
 from __future__ import annotations

@@ -97,8 +97,6 @@ def _read_while_loading(variables: dict[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """The process that forks, behind its socket."""
-
     def __init__(self, connected: socket.socket) -> None:
         self.loaded_with = _read_while_loading(dict(os.environ))
         self._turn = threading.Lock()

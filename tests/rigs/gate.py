@@ -1,8 +1,4 @@
-"""Rows, runs and noise for the tests of the gate.
-
-Invariants:
-- Noise is drawn from a seeded generator; a run looks as if it had been recorded here, unless a test says otherwise.
-"""
+"""Rows, runs and noise for the tests of the gate."""
 
 from __future__ import annotations
 

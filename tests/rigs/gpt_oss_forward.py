@@ -8,11 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
 import torch
-from rigs.llama_forward import LlamaForward, Rounding
+from rigs.llama_forward import LlamaForward
 
 
 class GptOssForward(LlamaForward):
@@ -20,14 +17,7 @@ class GptOssForward(LlamaForward):
     own that a token reads. sink_times: what sinks are multiplied by; infinity: they are lost.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, object],
-        tensors: Iterable[tuple[str, np.ndarray]],
-        dtype: torch.dtype,
-        rounded: Rounding | None = None,
-    ) -> None:
-        super().__init__(config, tensors, dtype, rounded)
+    def begin(self) -> None:
         self.window_off: dict[int, int] = {}
         self.ahead: dict[int, int] = {}
         self.sink_times: dict[int, float] = {}

@@ -1,10 +1,4 @@
-"""What a test may do without saying so: its markers, kept true while it runs.
-
-Invariants:
-- A test that starts a process, forks, or runs a whole schedule without the marker for it fails, whatever the product
-  makes of the refusal.
-- git, which every run of a command asks what it is about, is not there for a test that starts no process.
-"""
+"""What a test may do without saying so: its markers, kept true while it runs."""
 
 from __future__ import annotations
 
@@ -41,8 +35,6 @@ def mark_one_a_bug(items: Iterable[pytest.Item]) -> None:
 
 
 class Refusing(subprocess.Popen[Any]):
-    """Starts nothing, and notes what it was to start."""
-
     noted: list[str]
 
     def __init__(self, args: Any, *_: object, **__: object) -> None:
@@ -63,7 +55,6 @@ class Unmarked:
         self.done: list[str] = []
 
     def forbid_processes(self, patch: pytest.MonkeyPatch) -> None:
-        """No process is started from now on."""
         patch.setattr(Refusing, "noted", self.done, raising=False)
         patch.setattr(subprocess, "Popen", Refusing)
         for name in ("fork", "posix_spawn", "posix_spawnp", "system"):

@@ -1,9 +1,4 @@
-"""A host pool beside device memory full of distinct words, and what both must hold afterwards.
-
-Invariants:
-- Where a word belongs is worked out here from unit ids, row by row; the pool is never asked where it put something.
-- Device words are all distinct, and memory nobody wrote is poison, so a misplaced word differs from what belongs there.
-"""
+"""A host pool beside device memory full of distinct words, and what both must hold afterwards."""
 
 from __future__ import annotations
 

@@ -96,7 +96,6 @@ class AroundChunks(PassingBackend):
         return self.inner.submit(around, lane=lane, reads=reads, writes=writes, after=after)
 
     def call(self, name: str, chunk: ChunkWork) -> None:
-        """Call a chunk of the operation of that name."""
         raise NotImplementedError
 
     def _around(self, name: str, chunks: Sequence[ChunkWork]) -> tuple[ChunkWork, ...]:

@@ -8,9 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
 import torch
 from rigs.deepseek_forward import DeepseekForward
 from rigs.llama_forward import Cache, Rounding
@@ -36,27 +33,12 @@ def hadamard_as_fp8(values: torch.Tensor) -> torch.Tensor:
 
 
 class IndexedForward(DeepseekForward):
-    """One model with MLA and an indexer."""
-
-    def __init__(
-        self,
-        config: Mapping[str, object],
-        tensors: Iterable[tuple[str, np.ndarray]],
-        dtype: torch.dtype,
-        rounded: Rounding | None = None,
-    ) -> None:
-        super().__init__(config, tensors, dtype, rounded)
+    def begin(self) -> None:
         self.index_rounded: Rounding = lambda values: values
 
-    def projected(self, layer: int, x: torch.Tensor) -> list[torch.Tensor]:
-        """Queries come out of a latent of their own."""
-        y, prefix = self.norm(x), f"model.layers.{layer}.self_attn"
-        q = (self._query_latent(layer, x) @ self.w[f"{prefix}.q_b_proj.weight"].T).unflatten(
-            1, (self.config["num_attention_heads"], -1)
-        )
-        into = y @ self.w[f"{prefix}.kv_a_proj_with_mqa.weight"].T
-        latent, rope = into.split([self.config["kv_lora_rank"], self.turned], -1)
-        return [q, rope[:, None], self.norm(latent)[:, None]]
+    def queries(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """They come out of a latent of their own."""
+        return self._query_latent(layer, x) @ self.w[f"model.layers.{layer}.self_attn.q_b_proj.weight"].T
 
     def _query_latent(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.norm(x) @ self.w[f"model.layers.{layer}.self_attn.q_a_proj.weight"].T)

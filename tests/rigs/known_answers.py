@@ -104,7 +104,6 @@ def margins(model: LlamaForward, request: tuple[int, ...], expected: tuple[int, 
 
 
 def least_margin(parameters: Parameters, model: LlamaForward, request: tuple[int, ...], count: int) -> float:
-    """The smallest margin of `count` tokens, in nats."""
     return float(margins(model, request, answers(Alphabet(parameters), request, count)).min())
 
 
@@ -135,6 +134,11 @@ def first_wrong_at_once(
     """The same in one step: up to the first wrong answer, greedy decoding reads the expected ones too."""
     said = [int(logits.argmax()), *model.step(expected[:-1], cache, every=True).argmax(-1).tolist()]
     return next(((step, a) for step, (a, b) in enumerate(zip(said, expected, strict=True)) if a != b), None)
+
+
+def lost(parameters: Parameters, found: tuple[int, int] | None) -> tuple[int, int | None] | None:
+    """The layer, and the KV head if it is one, that a wrong answer names; None where it names none."""
+    return None if found is None else Alphabet(parameters).lost_at(found[1])
 
 
 def place_of_bit(parameters: Parameters, right: int, said: int) -> tuple[int, int]:

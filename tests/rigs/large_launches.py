@@ -1,8 +1,4 @@
-"""Launches that no interpreted test makes: too large there, or with a clock.
-
-Invariants:
-- They are compiled with those that interpreted tests make.
-"""
+"""Launches that no interpreted test makes: too large there, or with a clock."""
 
 from __future__ import annotations
 

@@ -7,9 +7,6 @@ tests/kernels/test_ahead_of_time.py compiles that list for real GPUs on a machin
     i32:16  i32   an integer that fits into 32 bits and is a multiple of 16, or is not; i64 does not fit
     1             the integer 1, which Triton compiles in
     none          no value
-
-Invariants:
-- A class follows from the arguments alone, by the rules by which Triton itself tells compiled kernels apart.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ def argument_class(value: object) -> str:
 
 
 def argument_of(kind: str) -> object:
-    """An argument of that class."""
     if kind.startswith("*"):
         name, _, aligned = kind[1:].partition(":")
         memory = torch.empty(WORDS, dtype=getattr(torch, name))
@@ -61,7 +57,6 @@ def launch_of(function: Callable[..., object], given: Sequence[object], named: M
 
 
 def as_rows(launches: Iterable[Launch]) -> list[list[Any]]:
-    """As JSON, in order."""
     return [[kernel, [*kinds], dict(constants)] for kernel, kinds, constants in sorted(launches, key=repr)]
 
 
@@ -71,7 +66,6 @@ def from_rows(rows: Iterable[Sequence[Any]]) -> set[Launch]:
 
 
 def listed() -> set[Launch]:
-    """The committed list."""
     return from_rows(json.loads(LISTED.read_text(encoding="utf-8")))
 
 

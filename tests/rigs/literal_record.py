@@ -1,9 +1,4 @@
-"""One literal RunRecord, from which the golden reports are made, and its passing and unknown brothers.
-
-Invariants:
-- Every field is written out: no clock, no machine, no randomness.
-- Hostile text is in it on purpose: markup, a spreadsheet formula, a comma, a quote and a line break.
-"""
+"""One literal RunRecord, from which the golden reports are made, and its passing and unknown brothers."""
 
 from __future__ import annotations
 

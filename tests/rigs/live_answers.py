@@ -1,8 +1,4 @@
-"""Literal exchanges with a server of known answers: right by default, with what a test changes.
-
-Invariants:
-- An exchange without changes is one that a right server makes.
-"""
+"""Literal exchanges with a server of known answers: right by default, with what a test changes."""
 
 from __future__ import annotations
 
@@ -44,15 +40,12 @@ def exchange(
 
 
 def with_token(question: Question, step: int, token: int) -> tuple[int, ...]:
-    """The right answer with one token changed."""
     return (*question.expected[:step], token, *question.expected[step + 1 :])
 
 
 def judged(*exchanges: Exchange, before: Sequence[Exchange] = (), setting: ServerSetting = SETTING) -> Judgement:
-    """The judgement of one round."""
     return judge_round(setting, exchanges, SentPrompts().plus(ALPHABET, before))
 
 
 def codes(judgement: Judgement) -> list[str]:
-    """Codes of all that is wrong, in order."""
     return [wrong.code for wrong in judgement.wrong]

@@ -1,8 +1,4 @@
-"""A client without a server: it answers from the alphabet, and a test says what it does otherwise.
-
-Invariants:
-- What a test does not change is right, and takes no time.
-"""
+"""A client without a server: it answers from the alphabet, and a test says what it does otherwise."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""What tests of engine processes ask about processes.
-
-Invariants:
-- Waiting is polling with a bound.
-- A zombie is not alive: in a container nobody may collect the orphans.
-- The server that the children of a forked command are forked from is not one of them.
-"""
+"""What tests of engine processes ask about processes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ HIERARCHY = Evidence(schedules=1, requests=40, observed={"token": 640, "hit": 8,
 
 
 def suspect(layer: int, head: int | None, page: int, weight: float, why: str) -> dict[str, object]:
-    """A suspected page of sixteen tokens."""
     place = {"layer": layer, "head": head, "page": page, "first": 16 * page, "last": 16 * page + 15}
     return {**place, "weight": weight, "why": why}
 
@@ -95,7 +94,6 @@ LINE = "target=http%3A//127.0.0.1%3A30000,known-answers=tiny,engine=sglang,seed=
 
 
 def row(name: str, verdict: Verdict, evidence: Evidence, **more: object) -> ScenarioResult:
-    """A scenario against the server."""
     plain = ScenarioResult(id=f"{name}/sglang", shape="sglang", verdict=verdict, evidence=evidence)
     return replace(plain, schedules=evidence.schedules, coverage=Coverage(wanted=3, floor=1), **more)  # type: ignore[arg-type]
 

@@ -65,6 +65,10 @@ class LlamaForward:
                 raise ValueError(f"{name} is not zero")
         half = self.turned // 2
         self.frequencies = config["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
+        self.begin()
+
+    def begin(self) -> None:
+        """What a model of another family keeps besides."""
 
     @property
     def turned(self) -> int:

@@ -1,9 +1,4 @@
-"""What an engine does behind its calls: a prefix cache of pages, requests that run, retraction, aborts and counters.
-
-Invariants:
-- Every token is that of `answers`, or the fault's. Cached counts are those of a prefix cache of whole pages.
-- No clock but for the seconds that a token takes.
-"""
+"""What an engine does behind its calls: a prefix cache of pages, requests that run, retraction, aborts and counters."""
 
 from __future__ import annotations
 

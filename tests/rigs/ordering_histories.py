@@ -40,24 +40,20 @@ def touch(
 
 
 def op(ordinal: int, lane: str, *, reads: tuple[Footprint, ...] = (), writes: tuple[Footprint, ...] = ()) -> Submitted:
-    """An operation on a lane, named after its number."""
     return Submitted(ordinal, f"op{ordinal}", lane, reads, writes, ordinal)
 
 
 def load(ordinal: int, *units: int, lane: str = "h2d", span: Span | None = None, owner: int | None = None) -> Submitted:
-    """Pages are written from the host."""
     return op(ordinal, lane, writes=(touch(*units, span=span, owner=owner),))
 
 
 def write(ordinal: int, *units: int, span: Span | None = None, owner: int | None = None) -> Submitted:
-    """Pages are written by a forward pass."""
     return op(ordinal, "forward", writes=(touch(*units, span=span, owner=owner),))
 
 
 def read(
     ordinal: int, *units: int, lane: str = "forward", span: Span | None = None, owner: int | None = None
 ) -> Submitted:
-    """Pages are read."""
     return op(ordinal, lane, reads=(touch(*units, span=span, owner=owner),))
 
 
@@ -76,10 +72,7 @@ RIGHT: dict[str, tuple[Event, ...]] = {
         *(load(1, 5), LaneWaited(1, "d2h"), Recorded(100, "d2h"), LaneWaited(100, "forward")),
         read(2, 5),
     ),
-    "waits compose": (
-        *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), LaneWaited(2, "forward")),
-        read(3, 5),
-    ),
+    "waits compose": (*(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), LaneWaited(2, "forward")), read(3, 5)),
     "process joined": (load(1, 5), ProcessJoined(1), read(2, 5)),
     "process drained": (load(1, 5), read(2, 6, lane="d2h"), ProcessDrained(), write(3, 5, 6)),
     "process joined what a lane had waited for": (
@@ -138,30 +131,22 @@ RIGHT: dict[str, tuple[Event, ...]] = {
 # name: (code, request, seen request, page, row, the end of the message), and the history
 Said = tuple[str, int | None, int | None, int, int | None, str]
 NO_WAIT = "forward does not wait for h2d #1"
+RACE: Said = ("KV201", None, None, 5, None, NO_WAIT)
 WRONG: dict[str, tuple[Said, tuple[Event, ...]]] = {
     "no wait": (("KV201", 2, 1, 5, None, NO_WAIT), (load(1, 5, owner=1), read(2, 5, owner=2))),
     "the wrong record": (
         ("KV201", None, None, 5, None, "forward does not wait for h2d #2"),
         (load(1, 4), load(2, 5), LaneWaited(1, "forward"), read(3, 4, 5)),
     ),
-    "the wrong lane waits": (
-        ("KV201", None, None, 5, None, NO_WAIT),
-        (op(9, "forward"), load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), read(3, 5)),
-    ),
-    "a lane's wait does not join the process": (
-        ("KV201", None, None, 5, None, NO_WAIT),
-        (load(1, 5), LaneWaited(1, "h2d-2"), read(2, 5)),
-    ),
+    "the wrong lane waits": (RACE, (op(9, "forward"), load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), read(3, 5))),
+    "a lane's wait does not join the process": (RACE, (load(1, 5), LaneWaited(1, "h2d-2"), read(2, 5))),
     "recorded too early": (
-        ("KV201", None, None, 5, None, NO_WAIT),
+        RACE,
         (Recorded(100, "h2d"), load(1, 5), LaneWaited(100, "forward"), Recorded(101, "h2d"), read(2, 5)),
     ),
-    "waited too late": (("KV201", None, None, 5, None, NO_WAIT), (load(1, 5), read(2, 5), LaneWaited(1, "forward"))),
-    "never recorded": (("KV201", None, None, 5, None, NO_WAIT), (load(1, 5), LaneWaited(100, "forward"), read(2, 5))),
-    "the process joined another lane": (
-        ("KV201", None, None, 5, None, NO_WAIT),
-        (load(1, 5), op(2, "d2h"), ProcessJoined(2), read(3, 5)),
-    ),
+    "waited too late": (RACE, (load(1, 5), read(2, 5), LaneWaited(1, "forward"))),
+    "never recorded": (RACE, (load(1, 5), LaneWaited(100, "forward"), read(2, 5))),
+    "the process joined another lane": (RACE, (load(1, 5), op(2, "d2h"), ProcessJoined(2), read(3, 5))),
     "reuse without an edge": (
         ("KV202", 2, 1, 5, None, "forward does not wait for d2h #1"),
         (read(1, 5, lane="d2h", owner=1), Freed("full", (5,)), Allocated("full", (5,), 2), write(2, 5, owner=2)),
@@ -178,14 +163,8 @@ WRONG: dict[str, tuple[Said, tuple[Event, ...]]] = {
         ("KV201", None, None, 5, 9, NO_WAIT),
         (load(1, 5), read(2, 5, span=(9, 10))),
     ),
-    "a row, then the whole page": (
-        ("KV201", None, None, 5, 2, NO_WAIT),
-        (load(1, 5, span=(2, 3)), read(2, 5)),
-    ),
-    "an earlier write of two": (
-        ("KV201", None, None, 5, None, NO_WAIT),
-        (load(1, 5), load(2, 6), read(3, 5)),
-    ),
+    "a row, then the whole page": (("KV201", None, None, 5, 2, NO_WAIT), (load(1, 5, span=(2, 3)), read(2, 5))),
+    "an earlier write of two": (RACE, (load(1, 5), load(2, 6), read(3, 5))),
     "the last layer": (
         ("KV201", None, None, 5, None, "forward does not wait for h2d #2"),
         (

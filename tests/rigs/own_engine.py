@@ -61,11 +61,9 @@ class OwnEngine(ModelEngine):
 
     @property
     def longest(self) -> int:
-        """Tokens of a request and its answer."""
         return self.length
 
     def admit(self, rid: str, ids: list[int], count: int, salt: str | None = None) -> Job:
-        """A request that runs from now on."""
         with self.lock:
             keys = [*self._salted(ids, salt)]
             hit = []
@@ -153,7 +151,6 @@ class OwnEngine(ModelEngine):
         return said, top
 
     def _likely(self, seen: list[int], moved: float) -> dict[int, float]:
-        """The likely tokens of the next step."""
         last, held = seen[-1], zlib.crc32(array("I", seen).tobytes())
         before = next((at for at in range(len(seen) - 2, -1, -1) if seen[at] == last), None)
         first = seen[before + 1] if self.recites and before is not None else 2 + held % 97

@@ -1,11 +1,8 @@
 """Small model folders whose answers nobody knows beforehand: random weights, and a model that completes sequences.
 
-    random    Llama of any size, weights at the scale of their inputs: as sensitive to each page as a trained model
-    copying   two layers of Llama that are written: layer 0 copies each token's predecessor, layer 1 finds the position
-              whose predecessor is the current token and says what stands there. It recites, as trained models do
-
-Invariants:
-- Equal arguments give equal files. Engines load the folder like any Llama.
+random    Llama of any size, weights at the scale of their inputs: as sensitive to each page as a trained model
+copying   two layers of Llama that are written: layer 0 copies each token's predecessor, layer 1 finds the position
+          whose predecessor is the current token and says what stands there. It recites, as trained models do
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""KV pools in plain torch, as people write them, for tests of kvcheck.testing.
-
-Invariants:
-- A pool whose name does not say otherwise saves and loads all of its buffers.
-"""
+"""KV pools in plain torch, as people write them, for tests of kvcheck.testing."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ SEEDS = range(6)
 
 
 class Pool:
-    """Two layers of keys, values and scales."""
-
     def __init__(self, dtype: torch.dtype = torch.bfloat16, slots: int = SLOTS) -> None:
         self.k = [torch.zeros(slots, 2, 8, dtype=dtype) for _ in range(2)]
         self.v = [torch.zeros(slots, 2, 8, dtype=dtype) for _ in range(2)]

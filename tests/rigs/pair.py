@@ -1,9 +1,4 @@
-"""One room between a sender and a receiver of one rank each over the in-process wire, driven by hand.
-
-Invariants:
-- Memory of both ends is filled with bytes of its own, so nothing is right by luck.
-- What arrived is compared with the source row by row, by logical page, without the product's pairing.
-"""
+"""One room between a sender and a receiver of one rank each over the in-process wire, driven by hand."""
 
 from __future__ import annotations
 
@@ -162,7 +157,6 @@ class Rig:
         return self.begin_opened(room, tokens, request=request, query=query)
 
     def begin_opened(self, room: int, tokens: int, *, request: int = 1, query: int = 0) -> Room:
-        """Take what the prompt needs."""
         self.sender.poll()
         holding = held(self.prefill.pool, request, tokens, query=query)
         self.sender.begin(room, holding)
@@ -171,13 +165,11 @@ class Rig:
         return Room(room, request, tokens, holding, slot)
 
     def finish(self, sent: Room) -> None:
-        """The prompt and its row are complete."""
         ids = torch.arange(sent.request, sent.request + 5, dtype=torch.int32)
         written = self.prefill.metadata.set(sent.slot, sent.request, {"output_ids": ids})
         self.sender.finish(sent.number, sent.slot, (self.done(), written))
 
     def done(self) -> Signal:
-        """Reached at once."""
         signal = self.prefill.backend.signal()
         self.prefill.backend.record(signal, lane=self.prefill.pool.forward)
         return signal
@@ -206,8 +198,6 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One rank."""
-
     backend: ScopedBackend
     pool: KVPool
     metadata: MetadataBuffers

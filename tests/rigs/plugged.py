@@ -1,8 +1,4 @@
-"""pytest with kvcheck's plugin in a project of its own: as if kvcheck were installed as pyproject.toml says.
-
-Invariants:
-- The entry point is the one of pyproject.toml, whatever the environment has installed.
-"""
+"""pytest with kvcheck's plugin in a project of its own: as if kvcheck were installed as pyproject.toml says."""
 
 from __future__ import annotations
 

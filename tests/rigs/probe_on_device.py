@@ -1,9 +1,6 @@
 """Answers one probe of the stand-in SGLang over a device that is a stand-in: a program of its own, as the engine is.
 
-    python -m rigs.probe_on_device ENVIRONMENT HOW PROBE.SUBJECT SCHEDULES FAULT...    prints a reply a line
-
-Invariants:
-- The probe's pools lie in the memory of the device. The engine's other tensors lie on the host.
+python -m rigs.probe_on_device ENVIRONMENT HOW PROBE.SUBJECT SCHEDULES FAULT...    prints a reply a line
 """
 
 from __future__ import annotations
@@ -105,7 +102,6 @@ def compiled(machine: Machine) -> ModuleType:
 
 
 def main(environment: str, how: str, shape: str, schedules: str, *faults: str) -> None:
-    """Print the replies, fault by fault."""
     sys.path += [*map(str, Path(environment).glob("lib/python*/site-packages")), *FAKES]
     probe, _, subject = shape.partition(".")
     with installed(1) as machine, memory(machine) as made:

@@ -9,11 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
 import torch
-from rigs.llama_forward import Cache, LlamaForward, Rounding
+from rigs.llama_forward import Cache, LlamaForward
 from torch.nn.functional import silu, softplus
 
 CHUNK = 64
@@ -26,14 +23,7 @@ class Qwen3NextForward(LlamaForward):
     left_over: layer -> the state that it begins with, in place of an empty one.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, object],
-        tensors: Iterable[tuple[str, np.ndarray]],
-        dtype: torch.dtype,
-        rounded: Rounding | None = None,
-    ) -> None:
-        super().__init__(config, tensors, dtype, rounded)
+    def begin(self) -> None:
         self.left_over: dict[int, torch.Tensor] = {}
 
     @property
@@ -82,7 +72,6 @@ class Qwen3NextForward(LlamaForward):
         return super().attended(layer, x, positions, cache, query_shift)
 
     def empty_state(self, layer: int) -> torch.Tensor:
-        """What a layer begins with."""
         if layer in self.left_over:
             return self.left_over[layer].clone()
         sizes = (self.config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))

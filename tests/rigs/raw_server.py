@@ -1,10 +1,4 @@
-"""A server that sends bytes as they are written out in a test, whatever HTTP makes of them.
-
-Invariants:
-- One connection after another: each gets the next of the answers, the last one again and again; or the answer of its
-  path, and 404 for a path that has none.
-- What was asked is kept, so that a test can say what a client sends.
-"""
+"""A server that sends bytes as they are written out in a test, whatever HTTP makes of them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ FIRST, SECOND, THIRD = 11, 12, 13
 
 
 def request(number: int, tokens: int, *, outputs: int = 1, attempt: int = 0) -> Request:
-    """A request with a prompt of so many tokens."""
     return Request(number, np.zeros(tokens, dtype=np.int64), outputs, attempt=attempt)
 
 

@@ -1,10 +1,7 @@
 """A small pool with requests in several states, and a saved value of one, to make calls of that have to be refused.
 
-    request 1: two pages, saved    2: one page    3: nothing yet    4: closed; its row and pages are request 6's
-            5: closed, its row is free
-
-Invariants:
-- Whatever a call submits, allocates or frees is counted, so `kept` shows that a refused call changed nothing.
+request 1: two pages, saved    2: one page    3: nothing yet    4: closed; its row and pages are request 6's
+        5: closed, its row is free
 """
 
 from __future__ import annotations
@@ -28,13 +25,10 @@ PAGES, ROWS, LONGEST = 7, 5, 3
 
 
 def ids(*values: int) -> IndexArray:
-    """Ids as the product takes them."""
     return np.array(values, dtype=np.int64)
 
 
 class CountingBackend(EagerBackend):
-    """Counts what it is asked for."""
-
     acts = 0
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
@@ -59,7 +53,6 @@ class CountingBackend(EagerBackend):
 
 
 def pool_of(name: str, *, requests: int = ROWS, **changes: int) -> KVPool:
-    """A small pool of a shape. changes: of its sizes."""
     preset = shape(name)
     sizes = {"pages": PAGES, "max_tokens": LONGEST * preset.page_size}
     sizes["window_pages"] = PAGES if preset.window_layers else 0
@@ -67,8 +60,6 @@ def pool_of(name: str, *, requests: int = ROWS, **changes: int) -> KVPool:
 
 
 class Scene:
-    """See above."""
-
     def __init__(self, name: str) -> None:
         self.pool = pool_of(name)
         self.page = self.pool.page_size

@@ -1,8 +1,4 @@
-"""The published schemas, prepared once for all tests that ask whether something fits them.
-
-Invariants:
-- A schema is checked when it is prepared; one that is none fits nothing.
-"""
+"""The published schemas, prepared once for all tests that ask whether something fits them."""
 
 from __future__ import annotations
 

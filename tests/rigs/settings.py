@@ -1,8 +1,4 @@
-"""Schedules by what they try: the first of a cell that has the settings which a test is about.
-
-Invariants:
-- A test names settings, and never the number of a schedule that happens to have them.
-"""
+"""Schedules by what they try: the first of a cell that has the settings which a test is about."""
 
 from __future__ import annotations
 

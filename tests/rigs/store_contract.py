@@ -1,8 +1,4 @@
-"""What every page store promises, as functions of a fresh, empty store.
-
-Invariants:
-- CONTRACT is the whole list; each test file runs it over the stores it can make.
-"""
+"""What every page store promises, as functions of a fresh, empty store."""
 
 from __future__ import annotations
 

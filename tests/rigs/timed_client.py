@@ -1,9 +1,4 @@
-"""A client without a server whose answers carry times of a clock that nobody waits for.
-
-Invariants:
-- Equal seeds give equal times where requests are sent one at a time.
-- It has a prefix cache of whole pages, and computes what is not in it.
-"""
+"""A client without a server whose answers carry times of a clock that nobody waits for."""
 
 from __future__ import annotations
 
@@ -12,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rigs.live_client import ScriptedClient
+
 from kvcheck.core.live.clients.client import Trouble
 from kvcheck.core.live.exchange import Answer, Counters, End, Sending, Served
 
@@ -19,7 +16,7 @@ PAGE = 16
 
 
 @dataclass
-class TimedClient:
+class TimedClient(ScriptedClient):
     """prompt_s, token_s: seconds of a prompt's token that is computed, and of an answered one. noise: standard
     deviation of the logarithm of a request's time. changed: what a test makes of an answer. at_once: tokens of an
     event. entered: called with the name while a request is asked."""
@@ -36,13 +33,10 @@ class TimedClient:
     has_cache: bool = True
     says_cached: bool = True
     entered: Callable[[str], None] = lambda name: None
-    engine: str = "scripted"
     counted: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"evict": ("evicted",)})
     said: frozenset[str] = frozenset({"hit"})
     flags: Mapping[str, str] = field(default_factory=lambda: {"hit": "start it with a cache"})
-    asked: list[Sending] = field(default_factory=list)
     flushed: int = 0
-    alive: bool = True
     now_s: float = 100.0
 
     def __post_init__(self) -> None:
@@ -84,9 +78,6 @@ class TimedClient:
 
     def counters(self) -> Counters | None:
         return {"evicted": 16.0 * len(self.asked)}
-
-    def is_alive(self) -> bool:
-        return self.alive
 
     def retract(self) -> None:
         raise AssertionError("nothing is retracted while it is timed")

@@ -1,10 +1,4 @@
-"""A rank's process that dies, freezes, or whose engine lies, at a point that the test named: the worker, another wire.
-
-Invariants:
-- Dying is SIGKILL to itself, in the middle of the call that was named: nothing is tidied up. Freezing is SIGSTOP to
-  itself or to its whole group; who wakes it is the test.
-- A lie is told by the engine alone: everything above it is the product's.
-"""
+"""A rank's process that dies, freezes, or whose engine lies, at a point that the test named."""
 
 from __future__ import annotations
 
@@ -169,7 +163,6 @@ STATUS_BELIEVED = "status-believed"
 
 
 def parts(order: RankSpec) -> TargetParts:
-    """The fixed parts, or a mutant's."""
     name = order.extra.get("mutant")
     if name == STATUS_BELIEVED:
         return replace(FIXED, receiver=BelievesStatus)

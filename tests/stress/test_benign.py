@@ -1,13 +1,7 @@
-"""What is legal is left in peace: variations that keep every contract give no finding, on any tier.
-
-Invariants:
-- Each variation is seen to have taken place, beside loads.
-- The same harness finds a variation that does drop an edge, so that silence means something.
-"""
+"""What is legal is left in peace: variations that keep every contract give no finding, on any tier."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -27,7 +21,6 @@ from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.target import FIXED, TargetParts
-from kvcheck.core.stress.workload.decoder import ContentDecoder
 
 SHAPES = (("hicache", "llama-3-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny"))
 REQUESTS = 24
@@ -66,26 +59,6 @@ def test_a_legal_variation_gives_no_finding(name: str) -> None:
         loads += outcome.evidence.loads or 0
         assert (outcome.evidence.orderings_checked or 0) > 500
     assert taken and loads, "the variation has to take place, beside loads"
-
-
-ANSWERING = (
-    ("hicache", "llama-answers"),
-    ("hicache", "deepseek-v3.2-answers"),
-    ("hicache-hybrid", "qwen3-next-answers"),
-    ("hicache-hybrid", "gpt-oss-answers"),
-)
-KEEPS_DECODER = [name for name, each in VARIATIONS.items() if each.decoder is ContentDecoder]
-
-
-@pytest.mark.schedules
-@pytest.mark.parametrize(("name", "cell"), [*zip(KEEPS_DECODER, itertools.cycle(ANSWERING), strict=False)])
-def test_known_answers_stay_right_under_a_legal_variation(name: str, cell: tuple[str, str]) -> None:
-    TARGET.variation = VARIATIONS[name]
-    scenario, shape = cell
-    plan = Plan(scenario=scenario, shape=shape, decoder="known-answer", seed=11, schedule=1, requests=REQUESTS)
-    outcome = ScheduleRunner(TARGET).run(plan)
-    assert [(found.code, found.oracle, found.message) for found in outcome.findings] == [], plan.line()
-    assert not outcome.broken_oracles and outcome.judged["output"] > REQUESTS // 2
 
 
 class OtherPicks(AttentionInputs):

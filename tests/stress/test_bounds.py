@@ -1,26 +1,19 @@
-"""Bounds of a plan: requests hold as few pages as the line says, and faults that it leaves out do not happen.
-
-Invariants:
-- The fixed build has no finding under any bound that is tried.
-"""
+"""Bounds of a plan: requests hold as few pages as the line says, and faults that it leaves out do not happen."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan, parse_line
-from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.plan_scenario import check_bounds, faults_of, faults_text, pages_of
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.scenarios.scenario import ABORTS, FAULTS, STORE
+from kvcheck.core.stress.scenarios.scenario import ABORTS, STORE
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.workload.events import Aborted, Damaged, Faulted
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, shape
@@ -32,16 +25,6 @@ CELLS = [
     if shape(name).family in SCENARIOS.load(scenario).families
 ]
 SMALL = Plan(scenario="hicache", shape="llama-3-micro", strategy=ANSWERS, extras=NO_EXTRAS)
-
-
-class Disturbed:
-    """Counts what is done to a run from outside."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[type] = Counter()
-
-    def handlers(self) -> Iterable[tuple[type, Handler]]:
-        return [(kind, lambda event: self.counts.update([type(event)])) for kind in (Aborted, Damaged, Faulted)]
 
 
 @pytest.mark.schedules
@@ -62,12 +45,11 @@ def test_the_fixed_build_has_no_finding_under_bounds(scenario: str, name: str) -
 @pytest.mark.parametrize("scenario", ["hicache", "pd-transfer", "retract-resume"])
 def test_faults_that_are_left_out_do_not_happen(scenario: str) -> None:
     def counted(faults: str | None) -> Counter[type]:
-        seen = Disturbed()
-        runner = ScheduleRunner(BuiltinTarget())
-        for number in range(1, 7):
-            plan = replace(SMALL, scenario=scenario, schedule=number, faults=faults)
-            runner.run(plan, handlers=seen.handlers())
-        return seen.counts
+        counts, runner = Counter[type](), ScheduleRunner(BuiltinTarget())
+        noted = [(kind, lambda event: counts.update([type(event)])) for kind in (Aborted, Damaged, Faulted)]
+        for number in range(1, 4):
+            runner.run(replace(SMALL, scenario=scenario, schedule=number, faults=faults), handlers=noted)
+        return counts
 
     assert counted(None)[Aborted] > 0
     assert not counted("none")
@@ -75,16 +57,6 @@ def test_faults_that_are_left_out_do_not_happen(scenario: str) -> None:
         assert counted("transfers")[Faulted] > 0 and counted("aborts")[Faulted] == 0
     if scenario == "hicache":
         assert counted(STORE)[Damaged] > 0 == counted(STORE)[Aborted]
-
-
-@pytest.mark.schedules
-def test_a_plan_without_bounds_runs_as_before() -> None:
-    def digest(plan: Plan) -> Outcome:
-        return ScheduleRunner(BuiltinTarget()).run(plan)
-
-    plan = replace(SMALL, requests=3, seed=1, schedule=1)
-    every = replace(plan, faults=faults_text(frozenset(FAULTS)))
-    assert digest(plan).digest == digest(every).digest
 
 
 def test_bounds_stand_in_the_line() -> None:
@@ -100,10 +72,8 @@ def test_bounds_stand_in_the_line() -> None:
         (replace(SMALL, pages=0), "pages: expected 1 to"),
         (replace(SMALL, faults="rain"), "faults: expected some of acts"),
         (replace(SMALL, faults="acts.acts"), "faults: expected some of acts"),
-        (replace(SMALL, faults=""), "faults: expected some of acts"),
         (replace(SMALL, pages=2, trace="sample"), "pages: expected a line of one process"),
         (replace(SMALL, faults="none", backend="cuda", device="cuda"), "faults: expected a line of one process"),
-        (replace(SMALL, pages=2, decoder="known-answer"), "pages: expected a line of one process"),
         (replace(SMALL, pages=2, transport=PROCESS_TRANSPORTS[0]), "pages: expected a line of one process"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

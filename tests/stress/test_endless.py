@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
+from rigs.situations import StillEngine
 
 from kvcheck.core.base.errors import Hang
 from kvcheck.core.cache.scheduler.request import Request, StepReport
@@ -14,8 +15,8 @@ from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.serving import IDLE_ROUNDS, drive
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.target import FIXED, SpaceCount
-from kvcheck.core.stress.workload.jobs import Job
+from kvcheck.core.stress.targets.target import FIXED
+from kvcheck.core.stress.workload.jobs import session_jobs
 
 PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=1)
 
@@ -24,7 +25,6 @@ class LoopingScheduler(Scheduler):
     """Looks for room for ever in its third round, and catches what it can meanwhile."""
 
     def step(self) -> StepReport:
-        """As ever, twice."""
         while self._round >= 2:
             try:
                 sum(range(100))
@@ -53,50 +53,22 @@ def test_a_schedule_that_goes_on_is_never_interrupted() -> None:
     assert watched.findings == usual.findings == () and watched.digest == usual.digest
 
 
-class RestlessEngine:
+class RestlessEngine(StillEngine):
     """Admits a request in every round and never ends one."""
 
-    is_idle = False
-
-    def __init__(self) -> None:
-        self.rounds = 0
+    rounds = 0
 
     def submit(self, request: Request) -> None:
-        """Taken."""
-
-    def abort(self, request_id: int) -> bool:
-        """Never."""
-        return False
+        pass
 
     def step(self) -> StepReport:
-        """One more admission."""
         self.rounds += 1
         return StepReport(admitted=[0], retracted=[0])
 
-    def counts(self) -> tuple[SpaceCount, ...]:
-        """None."""
-        return ()
-
-    def evictions(self) -> int:
-        """None."""
-        return 0
-
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def test_rounds_that_admit_and_retract_for_ever_are_a_hang() -> None:
-    engine = RestlessEngine()
-    job = Job(
-        request=1,
-        arrival=0,
-        prompt_tokens=30,
-        output_tokens=10,
-        blocks=((1, 30),),
-        wants_logprobs=False,
-        speculative=False,
-        wants_hidden=False,
-    )
+    engine = RestlessEngine(())
+    jobs = session_jobs(16, 96, requests=1, sessions=1, seed=1)
     with pytest.raises(Hang, match="no request finished or failed in"):
-        drive(engine, (job,), lambda event: None, hurry=1)
+        drive(engine, jobs, lambda event: None, hurry=1)
     assert IDLE_ROUNDS < engine.rounds < IDLE_ROUNDS + 1000

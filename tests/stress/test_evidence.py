@@ -1,8 +1,4 @@
-"""Evidence counts what happened and no more; a reuse is foreign only when it really was.
-
-Invariants:
-- A resume counts as foreign reuse once, however many of its pages were somebody else's.
-"""
+"""Evidence counts what happened and no more; a reuse is foreign only when it really was."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ TABLE = ("full.latent",)
 
 
 def counted(*events: Event) -> Evidence:
-    """The counts over a history."""
     count = EvidenceCount()
     history = History()
     history.listen(count.handlers())
@@ -30,29 +25,19 @@ def counted(*events: Event) -> Evidence:
 
 
 def given(owner: int, *pages: int) -> Allocated:
-    """Pages of the full space go to a request."""
     return Allocated("full", pages, owner)
 
 
 def saved(request: int) -> Saved:
-    """A request is offloaded."""
     return Saved(request, 64, TABLE, TABLE)
 
 
 def back(request: int, *pages: int) -> Restored:
-    """A request is restored into pages."""
     return Restored(request, 64, pages, TABLE, TABLE)
 
 
 def room(request: int, status: int) -> RoomChanged:
-    """A decode rank's view of a request's room changes."""
     return RoomChanged("decode-0", request, request, 1, TRANSFERRING, status, "")
-
-
-def test_nothing_happened() -> None:
-    assert counted() == Evidence(
-        schedules=1, retractions=0, resumes=0, foreign_reuses=0, device_evictions=4, transfers=0
-    )
 
 
 def test_everything_is_counted_in_its_own_column() -> None:
@@ -84,23 +69,14 @@ def test_everything_is_counted_in_its_own_column() -> None:
     )
 
 
-def test_buffers_are_listed_by_name_whatever_came_first() -> None:
-    assert list(counted(Verified("v", 1), Verified("k", 1)).words_verified) == ["k", "v"]
-
-
 @pytest.mark.parametrize(
     ("events", "foreign"),
     [
         pytest.param((given(1, 3), saved(1), given(2, 3), given(1, 3), back(1, 3)), 1, id="given away in between"),
         pytest.param((given(1, 3), saved(1), given(1, 3), back(1, 3)), 0, id="its own page again"),
-        pytest.param((given(1, 3), saved(1), given(1, 3), given(1, 3), back(1, 3)), 0, id="its own page, second try"),
-        pytest.param((given(1, 3), saved(1), given(1, 5), back(1, 5)), 0, id="a page nobody ever had"),
         pytest.param((given(2, 5), given(1, 3), saved(1), given(1, 5), back(1, 5)), 0, id="used before the retraction"),
         pytest.param((given(1, 3), saved(1), given(2, 4), given(1, 3), back(1, 3)), 0, id="the other took another"),
         pytest.param((given(1, 3), saved(1), given(2, 3), given(1, 7), back(1, 7)), 0, id="resumed elsewhere"),
-        pytest.param(
-            (given(1, 3), saved(1), given(2, 3), given(4, 3), given(1, 3), back(1, 3)), 1, id="given away twice"
-        ),
         pytest.param(
             (given(1, 3, 4), saved(1), given(2, 3, 4), given(1, 3, 4), back(1, 3, 4)), 1, id="two pages are one reuse"
         ),
@@ -111,7 +87,7 @@ def test_buffers_are_listed_by_name_whatever_came_first() -> None:
             (given(1, 3), saved(1), Allocated("window", (3,), 2), given(1, 3), back(1, 3)), 0, id="another space"
         ),
         pytest.param(
-            (given(1, 3), saved(1), given(2, 3), given(1, 3), back(1, 3), saved(1), given(1, 3), back(1, 3)),
+            (*(given(1, 3), saved(1), given(2, 3), given(1, 3), back(1, 3)), *(saved(1), given(1, 3), back(1, 3))),
             1,
             id="a second retraction starts anew",
         ),

@@ -1,9 +1,4 @@
-"""Faulty stores: damage is always refused, and a machine that cannot keep the files is no finding.
-
-Invariants:
-- Whatever a faulty store does to an object, a read gives the exact bytes or None.
-- A folder that cannot be used ends the schedule with what to do, never with a verdict on the target.
-"""
+"""Faulty stores: damage is always refused, and a machine that cannot keep the files is no finding."""
 
 from __future__ import annotations
 
@@ -85,7 +80,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
         text=True,
     )
     assert process.stdin is not None
-    line = with_settings(Plan(scenario="hicache", shape="glm-5.1-tiny", requests=400), "store:files").line()
+    line = with_settings(Plan(scenario="hicache", shape="llama-3-tiny", requests=400), "store:files").line()
     process.stdin.write(tasks_text([(0, CellTask(plan=parse_line(line), schedules=1))], Limit()))
     process.stdin.close()
     process.stdin = None

@@ -1,8 +1,4 @@
-"""The hicache scenarios reach what they are there for: each tier gives up each kind of companion while pages stay.
-
-Invariants:
-- What happened is counted by a part of the engine that does all that the fixed one does.
-"""
+"""The hicache scenarios reach what they are there for: each tier gives up each kind of companion while pages stay."""
 
 from __future__ import annotations
 

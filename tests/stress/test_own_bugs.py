@@ -1,9 +1,4 @@
-"""Schedules on which this code once failed stay green, and fail again where the fix is taken away.
-
-Invariants:
-- Each line of tests/schedules has a row here, in the same order, that takes its fix away; it then gives the code that
-  the line expects.
-"""
+"""Schedules on which this code once failed stay green, and fail again where the fix is taken away."""
 
 from __future__ import annotations
 
@@ -23,6 +18,7 @@ from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
 from kvcheck.core.stress.workload.events import Reported
 
+# Each line has a row in WITHOUT_FIX, in the same order, that takes its fix away; it then gives the code it expects.
 FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [
     line for path in sorted(FOLDER.glob("*.txt")) for line in path.read_text().splitlines() if line and line[0] != "#"
@@ -43,21 +39,21 @@ class _NeverWaits(_Inner):
     """Waits return at once."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Return at once."""
+        pass
 
 
 class _NeverDrains(_Inner):
     """What is queued is not waited for."""
 
     def drain(self) -> None:
-        """Return at once."""
+        pass
 
 
 class _NeverIdles(_Inner):
     """No time passes between rounds."""
 
     def idle(self) -> None:
-        """Return at once."""
+        pass
 
 
 class LeasedBeforeClear(MetadataBuffers):
@@ -89,7 +85,6 @@ class ForgetsReports(PairEngine):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way on any rank."""
         return not any(each.states() for each in (*self.prefill, *self.decode))
 
 
@@ -116,7 +111,6 @@ class PairTarget(BuiltinTarget):
         self._pair = pair
 
     def build(self, setup: Setup) -> Engine:
-        """One pair."""
         return self._pair(FIXED, setup)
 
 

@@ -1,9 +1,4 @@
-"""Prefill and decode ends as a whole: every family and rank pair, what arrives counted apart, faults, legal variations.
-
-Invariants:
-- What has to arrive is worked out from prompts, shapes and rank numbers by plain formulas, not the product's tables.
-- A variation keeps every contract of the wire, and is seen to have taken place.
-"""
+"""Prefill and decode ends as a whole: every family and rank pair, what arrives counted apart, faults, variations."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -18,7 +14,7 @@ from rigs.settings import with_settings
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Signal, Submitted
-from kvcheck.core.cache.events import Event, RoomChanged
+from kvcheck.core.cache.events import RoomChanged
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.messages import Drained, Message, Want
 from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver
@@ -31,7 +27,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import FAULT_KINDS
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
@@ -72,11 +68,9 @@ class Bench:
         return outcome
 
     def events(self, *kinds: type) -> list[Any]:
-        """Events of the last run."""
         return [event for event in self.history.events if isinstance(event, kinds)]
 
     def prompts(self, plan: Plan) -> dict[int, int]:
-        """Prompt lengths of the last workload."""
         load, _ = self.engine.workloads.of(plan)
         return {job.request: job.prompt_tokens for job in load.jobs}
 
@@ -149,8 +143,7 @@ def check_ends(bench: Bench) -> Counter[str]:
 
 
 @pytest.mark.schedules
-@pytest.mark.parametrize("name", TINY_SHAPES)
-@pytest.mark.parametrize("scenario", SCENARIO_NAMES)
+@pytest.mark.parametrize(("name", "scenario"), [*zip(TINY_SHAPES, cycle(SCENARIO_NAMES), strict=False)])
 def test_the_fixed_build_is_green_and_every_byte_that_has_to_arrive_is_verified(
     name: str, scenario: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,22 +170,8 @@ def test_the_fixed_build_is_green_and_every_byte_that_has_to_arrive_is_verified(
 
 
 @pytest.mark.schedules
-@pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
-def test_the_same_plan_is_the_same_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[tuple[Outcome, list[Event]]] = []
-    for _ in range(2):
-        bench = Bench(monkeypatch)
-        runs.append((bench.run(name, "nvlink-aux", strategy="random", schedule=10, requests=3), bench.history.events))
-    assert runs[0][0].digest == runs[1][0].digest
-    assert list(map(repr, runs[0][1])) == list(map(repr, runs[1][1]))
-    other = Bench(monkeypatch).run(name, "nvlink-aux", strategy="random", schedule=10 + 56, requests=3)
-    assert other.digest != runs[0][0].digest
-
-
-@pytest.mark.schedules
-@pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
-def test_faults_aborts_and_all_ways_of_the_row_end_as_they_must(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, ends, ways = Bench(monkeypatch), Counter[str](), Counter[str]()
+def test_faults_aborts_and_all_ways_of_the_row_end_as_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, bench, ends, ways = "gpt-oss-tiny", Bench(monkeypatch), Counter[str](), Counter[str]()
     for scenario in SCENARIO_NAMES:
         ways_of = SCENARIOS.load(scenario)().metadata_paths
         for at, kind in enumerate(FAULT_KINDS):
@@ -242,22 +221,8 @@ class SaysTwice(OtherWire):
         self._wire.send(peer, message, after=after)
 
 
-class FlushesMore(OtherWire):
-    """Every write is behind a flush of its own, and followed by another."""
-
-    def write(self, peer: str, *values: Any, after: Sequence[Signal], **named: Any) -> Signal:
-        TAKEN["flushes"] += 1
-        before = self._wire.flush(peer)
-        written: Signal = self._wire.write(peer, *values, after=(*after, before), **named)
-        self._wire.flush(peer)
-        return written
-
-
 class Late(OtherWire):
-    """Messages of some kinds, and what comes behind them, are heard some polls later."""
-
-    kinds: tuple[type, ...] = Message.__args__
-    polls = 3
+    """Messages, and what comes behind them, are heard some polls later; the end of a drain long after it."""
 
     def __init__(self, wire: Any) -> None:
         super().__init__(wire)
@@ -267,20 +232,12 @@ class Late(OtherWire):
     def receive(self) -> list[tuple[str, Message]]:
         self._now += 1
         for sender, message in self._wire.receive():
-            is_late = isinstance(message, self.kinds)
-            TAKEN["late"] += is_late
-            self._held.append((self._now + self.polls * is_late, (sender, message)))
+            TAKEN["late"] += 1
+            self._held.append((self._now + (15 if isinstance(message, Drained) else 3), (sender, message)))
         heard = []
         while self._held and self._held[0][0] <= self._now:
             heard.append(self._held.popleft()[1])
         return heard
-
-
-class LateDrained(Late):
-    """The end of a drain is heard long after it."""
-
-    kinds = (Drained,)
-    polls = 15
 
 
 def over(wire: type[OtherWire]) -> TargetParts:
@@ -297,30 +254,17 @@ def over(wire: type[OtherWire]) -> TargetParts:
     return replace(FIXED, sender=OtherSender, receiver=OtherReceiver)
 
 
-class ChunkedTarget(BuiltinTarget):
-    """Prompts are computed in chunks that end inside pages."""
-
-    def build(self, setup: Setup) -> Engine:
-        if setup.pair is not None:
-            TAKEN["chunks"] += 1
-            setup = replace(setup, config=replace(setup.config, chunk_tokens=max(1, setup.shape.page_size - 1)))
-        return super().build(setup)
-
-
 VARIATIONS: dict[str, Callable[[], BuiltinTarget]] = {
     "every message comes twice": lambda: BuiltinTarget(over(SaysTwice)),
-    "more flushes": lambda: BuiltinTarget(over(FlushesMore)),
     "messages come later": lambda: BuiltinTarget(over(Late)),
-    "the end of a drain comes later": lambda: BuiltinTarget(over(LateDrained)),
-    "smaller chunks": ChunkedTarget,
 }
 
 
 @pytest.mark.schedules
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_a_legal_variation_gives_no_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = [("llama-3-tiny", kind, True) for kind in FAULT_KINDS]
-    cases = [*calm, ("llama-3-tiny", "losses", False), ("gpt-oss-tiny", "losses", True)]
+    cases = [("llama-3-tiny", "short lists, refusals", True), ("llama-3-tiny", "losses", False)]
+    cases.append(("gpt-oss-tiny", "losses", True))
     for at, (model, kind, is_calm) in enumerate(cases):
         bench = Bench(monkeypatch, VARIATIONS[name]())
         cell = Plan(scenario=SCENARIO_NAMES[at % 2], shape=model, seed=5)

@@ -49,8 +49,3 @@ def test_they_part_inside_a_page_at_its_end_and_one_token_beside_it() -> None:
         same = next(at for at in range(len(mine)) if at == len(theirs) or mine[at] != theirs[at])
         parts[same % page] += 1
     assert {0, 1, page - 1, page // 2} <= set(parts)
-
-
-def test_jobs_without_two_whole_pages_have_no_rivals() -> None:
-    jobs = session_jobs(64, PAGES * 64, requests=1, sessions=1, seed=1)
-    assert jobs[0].prompt_tokens <= 128 and rivals_of(jobs, 64, PAGES * 64, count=3, seed=1) == ()

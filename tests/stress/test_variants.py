@@ -1,8 +1,4 @@
-"""Settings come in pairs: every pair of values is in a row of the array, most of them early, over all cells of a run.
-
-Invariants:
-- What a run has tried is counted from the lines of its schedules alone.
-"""
+"""Settings come in pairs: every pair of values is in a row of the array, most of them early, over all cells."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.run.cell import tried_by
-from kvcheck.core.run.plan import FLOOR, Plan, workload_seed
+from kvcheck.core.run.plan import FLOOR, Plan
 from kvcheck.core.stress.audit import AUDIT
 from kvcheck.core.stress.rows import SCHEDULE
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.scenarios.variants import STRIDE, covering_array, pairs_tried, settings_of
+from kvcheck.core.stress.scenarios.variants import STRIDE, covering_array, pairs_tried
 from kvcheck.core.stress.strategies import FIRST
 
 CELLS = SCHEDULE.cells(Plan(scenario=""), (), ())
@@ -29,7 +25,6 @@ CELLS = SCHEDULE.cells(Plan(scenario=""), (), ())
 
 
 def first(plan: Plan, count: int) -> list[Plan]:
-    """The first schedules of a cell."""
     return [replace(plan, schedule=number) for number in range(count)]
 
 
@@ -73,17 +68,13 @@ def test_no_setting_is_tied_to_the_number_of_the_schedule() -> None:
     for number in range(2):
         ranks = {tried_by(replace(cell, schedule=number))[1] for cell in transfer}
         assert len(ranks) >= 5, ranks
+    for cell in CELLS:
+        assert {tried_by(plan)[0] for plan in first(cell, FLOOR)} == {*FIRST}, "a random order comes early"
     stores: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     for cell in (cell for cell in CELLS if cell.scenario == "hicache"):
         for plan in first(cell, 24):
             stores[bool(plan.schedule % 2)] += Counter(name for name in tried_by(plan) if name.startswith("store:"))
     assert {*stores[False]} == {*stores[True]} == {"store:none", "store:memory", "store:files"}
-
-
-def test_orders_are_not_tied_to_settings_or_cells() -> None:
-    assert {tried_by(cell)[0] for cell in CELLS} == {*FIRST}
-    for cell in CELLS:
-        assert {tried_by(plan)[0] for plan in first(cell, FLOOR)} == {*FIRST}, "a random order comes early"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.names())
@@ -106,20 +97,9 @@ def test_seeds_go_on_where_the_floor_of_the_seed_before_ends() -> None:
     assert settings_in([replace(plan, seed=-5)]), "every seed has variants"
 
 
-def test_every_schedule_has_its_own_workload_and_a_trace_is_one() -> None:
-    plan = Plan(scenario="retract-resume", shape="llama-3-tiny")
-    assert len({workload_seed(each) for each in first(plan, 24)}) == 24
-    assert len({workload_seed(each) for each in first(replace(plan, trace="sample"), 24)}) == 1
-
-
 def test_named_ranks_are_the_only_ones() -> None:
     plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", ranks="2x1")
     assert {names[0] for names in settings_in(first(plan, 24))} == {"rank layout:2x1"}
-
-
-def test_a_table_of_one_setting_and_of_none() -> None:
-    assert settings_of({"colour": ("red",)}).variant(5).names == ("colour:red",)
-    assert settings_of({}).variant(5).names == () and settings_of({}).pairs == 0
 
 
 @pytest.mark.parametrize(

@@ -10,37 +10,43 @@ from rigs.own_pools import SEEDS, SLOTS, found, judged
 
 from kvcheck.testing import IntegrityError, NotJudged, check_round_trip
 
-VALUES, SCALE = 8, 4
+VALUES = 8
 
 
 class Cells:
     """Rows of bytes, each with its scale behind its values. `scale_of` says which layer's scales a layer uses."""
 
+    scale = torch.float32
+
     def __init__(self, is_wrong: bool = False, layers: int = 3) -> None:
         self.is_wrong, self.layers = is_wrong, layers
+        self.width = VALUES + self.scale.itemsize
         self.cells = self.made()
 
     def made(self) -> Any:
-        return torch.zeros(self.layers, SLOTS, VALUES + SCALE, dtype=torch.uint8)
+        return torch.zeros(self.layers, SLOTS, self.width, dtype=torch.uint8)
+
+    def cell(self, layer: int) -> torch.Tensor:
+        return self.cells[layer]
 
     def scale_of(self, layer: int) -> int:
         return 0 if self.is_wrong else layer
 
     def scales(self, layer: int) -> torch.Tensor:
-        return self.cells[self.scale_of(layer)][:, VALUES:].view(torch.float32)
+        return self.cell(self.scale_of(layer))[:, VALUES:].view(self.scale)
 
     def save(self, ids: Any) -> Any:
-        return [(self.cells[at][ids, :VALUES], self.scales(at)[ids].clone()) for at in range(self.layers)]
+        return [(self.cell(at)[ids, :VALUES], self.scales(at)[ids].clone()) for at in range(self.layers)]
 
     def load(self, copy: Any, ids: Any) -> None:
         for at, (values, scales) in enumerate(copy):
-            self.cells[at][ids, :VALUES] = values
+            self.cell(at)[ids, :VALUES] = values
             self.scales(at)[ids] = scales
 
 
 class ListOfLayers(Cells):
     def made(self) -> Any:
-        return [torch.zeros(SLOTS, VALUES + SCALE, dtype=torch.uint8) for _ in range(self.layers)]
+        return [torch.zeros(SLOTS, self.width, dtype=torch.uint8) for _ in range(self.layers)]
 
 
 class ClampsTheLast(Cells):
@@ -53,11 +59,13 @@ class ClampsTheLast(Cells):
 class HalfScales(Cells):
     """Scales of two bytes, which alone tell nothing."""
 
-    def made(self) -> Any:
-        return torch.zeros(self.layers, SLOTS, VALUES + 2, dtype=torch.uint8)
+    scale = torch.float16
 
-    def scales(self, layer: int) -> torch.Tensor:
-        return self.cells[self.scale_of(layer)][:, VALUES:].view(torch.float16)
+
+class ByteScales(Cells):
+    """Scales of one byte."""
+
+    scale = torch.uint8
 
 
 class SetOnStorage(Cells):
@@ -69,8 +77,7 @@ class SetOnStorage(Cells):
 
     def laid(self, layer: torch.Tensor) -> torch.Tensor:
         at = (0 if self.is_wrong else layer.storage_offset()) + VALUES
-        stride = (VALUES + SCALE) // 4
-        return torch.empty(0).set_(layer.untyped_storage(), at // 4, (SLOTS, 1), (stride, 1))
+        return torch.empty(0).set_(layer.untyped_storage(), at // 4, (SLOTS, 1), (self.width // 4, 1))
 
     def scales(self, layer: int) -> torch.Tensor:
         return self.views[layer]
@@ -93,16 +100,6 @@ class LeavesTheLastOut(Cells):
                 self.scales(at)[ids] = scales
 
 
-class ByteScales(Cells):
-    """Scales of one byte."""
-
-    def made(self) -> Any:
-        return torch.zeros(self.layers, SLOTS, VALUES + 1, dtype=torch.uint8)
-
-    def scales(self, layer: int) -> torch.Tensor:
-        return self.cells[self.scale_of(layer)][:, VALUES:]
-
-
 WRONG = (
     *((Cells, 3), (Cells, 2), (ListOfLayers, 3), (ClampsTheLast, 3)),
     *((HalfScales, 3), (ByteScales, 3), (SetOnStorage, 3), (LeavesTheLastOut, 3)),
@@ -113,28 +110,17 @@ class LayersInARow(Cells):
     """All layers of a slot in one row."""
 
     def made(self) -> Any:
-        return torch.zeros(SLOTS, self.layers, VALUES + SCALE, dtype=torch.uint8)
+        return torch.zeros(SLOTS, self.layers, self.width, dtype=torch.uint8)
 
     def cell(self, layer: int) -> torch.Tensor:
         return self.cells[:, layer]
-
-    def scales(self, layer: int) -> torch.Tensor:
-        return self.cell(self.scale_of(layer))[:, VALUES:]
-
-    def save(self, ids: Any) -> Any:
-        return [(self.cell(at)[ids, :VALUES], self.scales(at)[ids].clone()) for at in range(self.layers)]
-
-    def load(self, copy: Any, ids: Any) -> None:
-        for at, (values, scales) in enumerate(copy):
-            self.cell(at)[ids, :VALUES] = values
-            self.scales(at)[ids] = scales
 
 
 class Blob(LayersInARow):
     """The same without a dimension of layers."""
 
     def made(self) -> Any:
-        return torch.zeros(SLOTS, self.layers * (VALUES + SCALE), dtype=torch.uint8)
+        return torch.zeros(SLOTS, self.layers * self.width, dtype=torch.uint8)
 
     def cell(self, layer: int) -> torch.Tensor:
         return self.cells.view(SLOTS, self.layers, -1)[:, layer]
@@ -153,22 +139,16 @@ class OneScale(Cells):
     """Legal: the layers share the scale in the cells of the first, and the others have nothing there."""
 
     def save(self, ids: Any) -> Any:
-        return [each[ids, :VALUES] for each in self.cells], self.scales(0)[ids].clone()
+        return [self.cell(at)[ids, :VALUES] for at in range(self.layers)], self.scales(0)[ids].clone()
 
     def load(self, copy: Any, ids: Any) -> None:
-        for each, values in zip(self.cells, copy[0], strict=True):
-            each[ids, :VALUES] = values
+        for at, values in enumerate(copy[0]):
+            self.cell(at)[ids, :VALUES] = values
         self.scales(0)[ids] = copy[1]
 
 
 class OneScaleInARow(OneScale, LayersInARow):
     """Legal: the same in one row."""
-
-    def save(self, ids: Any) -> Any:
-        return self.cells[ids, :, :VALUES], self.scales(0)[ids].clone()
-
-    def load(self, copy: Any, ids: Any) -> None:
-        self.cells[ids, :, :VALUES], self.scales(0)[ids] = copy
 
 
 @pytest.mark.parametrize("kind", [OneScale, OneScaleInARow], ids=lambda kind: kind.__name__)
@@ -178,10 +158,7 @@ def test_a_part_that_one_layer_alone_has_is_not_judged_and_views_of_it_are(kind:
         judged(kind(), seed=seed)
     assert "unused=" not in str(caught.value) and "exclude=" not in str(caught.value)
     pool = kind()
-    values = [
-        pool.cell(layer)[:, :VALUES] if kind is OneScaleInARow else pool.cells[layer, :, :VALUES] for layer in range(3)
-    ]
-    views = [*values, pool.scales(0)]
+    views = [*(pool.cell(layer)[:, :VALUES] for layer in range(3)), pool.scales(0)]
     assert check_round_trip(views, save=pool.save, load=pool.load, slots=SLOTS, seed=seed).not_tried == ()
 
 
@@ -200,7 +177,7 @@ def test_a_part_that_another_layer_brings_back_is_not_moved_and_its_twin_is_clea
 
 @pytest.mark.parametrize(("kind", "layers"), [(Cells, 3), (Cells, 2), (ListOfLayers, 3)])
 def test_no_name_in_unused_hides_it(kind: Any, layers: int) -> None:
-    part = slice(VALUES, VALUES + SCALE)
+    part = slice(VALUES, VALUES + 4)
     for names in (("cells",), ("cells[1]",), tuple(f"cells[{layer}]" for layer in range(1, layers))):
         with pytest.raises(IntegrityError, match="KV304"):
             judged(kind(is_wrong=True, layers=layers), unused=dict.fromkeys(names, part))
@@ -212,11 +189,11 @@ class Aligned(Cells):
     """Legal: in no layer is there anything behind the values."""
 
     def save(self, ids: Any) -> Any:
-        return [self.cells[at][ids, :VALUES] for at in range(self.layers)]
+        return [self.cell(at)[ids, :VALUES] for at in range(self.layers)]
 
     def load(self, copy: Any, ids: Any) -> None:
         for at, values in enumerate(copy):
-            self.cells[at][ids, :VALUES] = values
+            self.cell(at)[ids, :VALUES] = values
 
 
 class NarrowValues:

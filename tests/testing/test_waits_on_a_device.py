@@ -14,7 +14,8 @@ from fakes.cuda_tensors import Memory, memory
 from rigs.waits import LAYERS, WAITS, Pool, ReadsOnItsStream, beside_save, judge
 
 from kvcheck.core.base import cuda_hold
-from kvcheck.testing import IntegrityError, Judged, NotJudged, layer_waits, streams
+from kvcheck.testing import IntegrityError, Judged, NotJudged, streams
+from kvcheck.testing.plan import SlotScene
 
 SEEDS = range(4)
 """Of the device, which decides what runs when, and of the call."""
@@ -24,7 +25,7 @@ LAZY = 1
 @contextmanager
 def device(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[tuple[Machine, Memory]]:
     """A device with memory, whose tensors do not say that they lie there."""
-    monkeypatch.setattr(layer_waits, "wait_for_device", lambda found: torch.cuda.synchronize())
+    monkeypatch.setattr(SlotScene, "wait_for_device", lambda scene: torch.cuda.synchronize())
     with installed(seed) as machine, memory(machine) as made:
         yield machine, made
 

@@ -1,8 +1,4 @@
-"""`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU.
-
-Invariants:
-- Jobs are made up or run nothing, but for the processes that show how a job is ended and what three jobs leave.
-"""
+"""`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ import pytest
 import torch
 from rigs.literal_record import FAILED
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, ScenarioResult, Verdict
 from kvcheck.core.run.plan import PROCESS_RANKS, Plan
 from kvcheck.core.run.runners import row_of
@@ -43,20 +38,17 @@ def lacking(monkeypatch: pytest.MonkeyPatch, *modules: str, sanitizer: str | Non
     monkeypatch.setattr(gpu, "sanitizer_path", lambda: sanitizer)
 
 
-def test_all_budgets_fit_and_names_are_told_apart() -> None:
-    assert sum(job.budget_s for job in JOBS) <= TOTAL_S < 8 * 60 + 1
-    assert len(BY_NAME) == len(JOBS)
-
-
-def test_sanitized_tests_are_there_and_are_marked() -> None:
-    names = [Path(path).name for path in gpu.chosen_tests(BY_NAME["memcheck"])]
-    assert sorted(names) == sorted(SANITIZED) and "test_hold.py" not in SANITIZED
+def test_all_budgets_fit_and_sanitized_tests_are_there_and_are_marked() -> None:
+    assert sum(job.budget_s for job in JOBS) <= TOTAL_S <= 8 * 60 and len(BY_NAME) == len(JOBS)
+    assert sorted(Path(path).name for path in gpu.chosen_tests(BY_NAME["memcheck"])) == sorted(SANITIZED)
 
 
 def test_what_a_job_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, "triton")
-    assert gpu.missing(BY_NAME["stress"]) == "triton is missing" and gpu.missing(BY_NAME["litmus"]) is None
-    assert gpu.missing(BY_NAME["memcheck"]) == "compute-sanitizer is neither on PATH nor in a CUDA toolkit"
+    lacks = {name: gpu.missing(BY_NAME[name]) for name in ("stress", "litmus", "memcheck")}
+    assert (
+        "triton" in str(lacks["stress"]) and lacks["litmus"] is None and "compute-sanitizer" in str(lacks["memcheck"])
+    )
     lacking(monkeypatch, sanitizer="there")
     assert gpu.missing(BY_NAME["memcheck"]) is None
 
@@ -83,18 +75,20 @@ def test_files_of_a_job_are_those_with_marks_that_can_be_imported(
     assert gpu.chosen_tests(BY_NAME["kernels"]) == ["tests/test_a.py"]
 
 
-def test_command_lines_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_command_lines_are_whole(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, sanitizer="sanitizer")
-    line = gpu.command_of(BY_NAME["memcheck"], "cuda", out=Path("there"))
-    assert line[:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", "99", sys.executable)
-    assert line[-1].startswith("tests/kernels/") and "--junitxml=there/memcheck.xml" in line
-    assert "not torch" in gpu.command_of(BY_NAME["initcheck"], "cuda", out=Path("there")) and "not torch" not in line
-    for job, device in itertools.product(JOBS, DEVICES):
-        line = gpu.command_of(job, device, out=Path("there"))
-        assert not any("{" in word for word in line)
-        on_it = ("stress", "mutants", "bench", *(("ranks",) if device == "cuda" else ()))
-        assert ("--device" in line) == (job.name in on_it)
-        assert "--device" not in line or line[line.index("--device") + 1] == device
+    lines = {job.name: gpu.command_of(job, device, out=Path("there")) for job in JOBS}
+    assert lines["memcheck"][:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", "99", sys.executable)
+    assert "--junitxml=there/memcheck.xml" in lines["memcheck"]
+    on_it = {"stress", "mutants", "bench", *(("ranks",) if device == "cuda" else ())}
+    assert {name for name, line in lines.items() if "--device" in line} == on_it
+    assert {line[line.index("--device") + 1] for line in lines.values() if "--device" in line} == {device}
+    for job in JOBS:
+        words = lines[job.name]
+        assert not any("{" in word for word in words)
+        if "--max-time" in words:  # it has ended by itself before it is asked to
+            assert float(words[words.index("--max-time") + 1]) <= job.budget_s - gpu.GRACE_S - 4, job.name
 
 
 def test_ranks_share_memory_of_the_device_and_over_threads_that_of_the_host() -> None:
@@ -119,13 +113,6 @@ def test_ranks_share_memory_of_the_device_and_over_threads_that_of_the_host() ->
     assert "metadata path:async" in settings_tried_by(cuda), "bytes may land behind their status there alone"
 
 
-def test_a_job_that_keeps_a_time_itself_has_begun_and_ended_before_it_is_asked_to() -> None:
-    for job, device in itertools.product(JOBS, DEVICES):
-        words = gpu.command_of(job, device, out=Path("there"))
-        if "--max-time" in words:
-            assert float(words[words.index("--max-time") + 1]) <= job.budget_s - gpu.GRACE_S - 4, job.name
-
-
 @pytest.mark.processes
 def test_the_options_of_every_job_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A word that a command does not know is exit 2; --help stops before anything else is looked at."""
@@ -140,34 +127,30 @@ def test_the_options_of_every_job_exist(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "report", "expected"),
+    ("name", "code", "report", "verdict", "told"),
     [
-        ("stress", 0, None, (Verdict.PASS, None)),
-        ("stress", 1, None, (Verdict.FAIL, "exit 1; see the log")),
-        ("stress", 4, None, (Verdict.UNKNOWN, "exit 4; see the log")),
-        ("stress", 70, None, (Verdict.UNKNOWN, "exit 70; see the log")),
-        ("kernels", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
-        ("kernels", 0, (7, 7), (Verdict.UNKNOWN, "all 7 tests were skipped")),
-        ("kernels", 1, (7, 2), (Verdict.FAIL, "exit 1; see the log")),
-        ("kernels", 5, (0, 0), (Verdict.UNKNOWN, "exit 5; see the log")),
-        ("memcheck", gpu.SANITIZER_FOUND, (7, 2), (Verdict.FAIL, "memcheck found errors; see the log")),
-        ("memcheck", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
-        ("bench", None, None, (Verdict.UNKNOWN, "asked to end after 37 s, to save what it had; that is there")),
+        ("stress", 0, "", Verdict.PASS, "None"),
+        ("stress", 1, "", Verdict.FAIL, "exit 1"),
+        ("stress", 4, "", Verdict.UNKNOWN, "exit 4"),
+        ("stress", 70, "", Verdict.UNKNOWN, "exit 70"),
+        ("kernels", 0, XML.format(7, 2), Verdict.PASS, "5 tests passed, 2 "),
+        ("kernels", 0, XML.format(7, 7), Verdict.UNKNOWN, "all 7 "),
+        ("kernels", 1, XML.format(7, 2), Verdict.FAIL, "exit 1"),
+        ("kernels", 5, XML.format(0, 0), Verdict.UNKNOWN, "exit 5"),
+        ("litmus", 0, "", Verdict.UNKNOWN, "no report"),
+        ("litmus", 0, "<half", Verdict.UNKNOWN, "no report"),
+        ("memcheck", gpu.SANITIZER_FOUND, XML.format(7, 2), Verdict.FAIL, "memcheck"),
+        ("memcheck", 0, XML.format(7, 2), Verdict.PASS, "5 tests passed"),
+        ("bench", None, "", Verdict.UNKNOWN, "after 37 s"),
     ],
 )
 def test_what_an_end_means(
-    name: str, code: int | None, report: tuple[int, int] | None, expected: tuple[Verdict, str | None], tmp_path: Path
+    name: str, code: int | None, report: str, verdict: Verdict, told: str, tmp_path: Path
 ) -> None:
-    if report is not None:
-        (tmp_path / "report.xml").write_text(XML.format(*report))
-    assert gpu.judge_end(BY_NAME[name], code, tmp_path / "report.xml", asked_s=37.0) == expected
-
-
-def test_a_report_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    assert gpu.judge_end(BY_NAME["litmus"], 0, report, asked_s=1.0)[0] is Verdict.UNKNOWN
-    report.write_text("<half")
-    assert gpu.judge_end(BY_NAME["litmus"], 0, report, asked_s=1.0)[0] is Verdict.UNKNOWN
+    if report:
+        (tmp_path / "report.xml").write_text(report)
+    ended = gpu.judge_end(BY_NAME[name], code, tmp_path / "report.xml", asked_s=37.0)
+    assert ended[0] is verdict and told in str(ended[1])
 
 
 class Runner:
@@ -247,17 +230,15 @@ def test_mutants_findings_cells_without_a_verdict_and_rates_of_a_record_are_told
     assert "    rates\n" in (out / "summary.txt").read_text()
 
 
-def test_a_job_that_cannot_run_is_unknown_and_starts_nothing(out: Path) -> None:
+@pytest.mark.parametrize(("needs", "total_s"), [(("no_such_module",), gpu.TOTAL_S), ((), gpu.GRACE_S - 1)])
+def test_a_job_that_cannot_run_or_has_no_time_is_unknown_and_starts_nothing(
+    needs: tuple[str, ...], total_s: int, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "TOTAL_S", total_s)
     runner = Runner()
-    assert run_jobs((replace(PLAIN, needs=("no_such_module",)),), out, runner) == 4
+    assert run_jobs((replace(PLAIN, needs=needs),), out, runner) == 4
     assert not runner.seen
-    assert "not run: no_such_module is missing" in (out / "summary.txt").read_text()
-
-
-def test_time_that_is_over_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "TOTAL_S", gpu.GRACE_S - 1)
-    assert run_jobs((PLAIN,), out, Runner()) == 4
-    assert "not run: 7 s of the 7 s of all jobs were left" in (out / "summary.txt").read_text()
+    assert ("no_such_module" if needs else "7 s of all jobs") in (out / "summary.txt").read_text()
 
 
 @pytest.mark.parametrize(("total_s", "asked_s"), [(480, 37), (30, 22), (8.5, 1)])
@@ -268,11 +249,9 @@ def test_a_job_is_asked_to_end_before_its_time_and_that_of_all_is_over(
     runner = Runner(None)
     assert run_jobs((replace(PLAIN, budget_s=45),), out, runner) == 4
     assert [round(seconds) for seconds in runner.asked_s] == [asked_s]
-    assert f"of 45  asked to end after {asked_s} s, to save what it had" in (out / "summary.txt").read_text()
 
 
 def archived(out: Path) -> dict[str, str]:
-    """The files of the archive, by name."""
     with tarfile.open(out / gpu.ARCHIVE) as stream:
         return {each.name: stream.extractfile(each).read().decode() for each in stream}  # type: ignore[union-attr]
 
@@ -291,12 +270,6 @@ def test_three_files_hold_everything_after_each_job(out: Path) -> None:
     assert archived(out) == {"gpu/plain.log": "of plain", "gpu/second.log": "of second"}
 
 
-def test_an_archive_that_cannot_be_written_is_said(out: Path) -> None:
-    (out / gpu.ARCHIVE).mkdir()
-    with pytest.raises(UsageError, match="expected a folder that can be written: name one with OUT=DIR"):
-        run_jobs((PLAIN,), out, Runner(0))
-
-
 def test_a_sanitizer_that_does_not_work_here_judges_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, sanitizer="compute-sanitizer")
     runner = Runner(1)
@@ -310,7 +283,8 @@ def test_a_sanitizer_that_does_not_work_here_judges_nothing(out: Path, monkeypat
 def test_a_device_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("DEVICE", "tpu")
     assert gpu.main() == 2
-    assert capsys.readouterr().err == "kvcheck gpu: DEVICE: expected cuda or threads, got 'tpu'\n"
+    told = capsys.readouterr().err
+    assert "'tpu'" in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("inside", ["", "x"])
@@ -323,8 +297,7 @@ def test_a_folder_that_cannot_be_written_is_named_as_the_user_named_it(
     monkeypatch.setenv("OUT", str(file / inside))
     assert gpu.main() == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"kvcheck gpu: cannot write {file / inside}: ") and told.count("\n") == 1
-    assert "expected a folder that can be written: name one with OUT=DIR" in told and "--out" not in told
+    assert str(file / inside) in told and "OUT=DIR" in told and "--out" not in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--help"], "0"), (["--device", "threads"], "2"), (["stress"], "2")])

@@ -18,40 +18,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas
 import yaml
 from packaging.requirements import Requirement
-from rigs.ci_runner import CI, run_steps
+from rigs.ci_runner import CI
 
 from kvcheck.core.run.store import write_text
+from tools.engines.command import PROJECT, end, say
 from tools.engines.fork_edits import EDITS, Edit, Unchanged, apply
+from tools.engines.workflow import TORCH, run_job, runner
 
-PROJECT = Path(__file__).resolve().parents[2]
 BASELINE = ".github/kvcheck-known.toml"
 WORKFLOW = ".github/workflows/kvcheck.yml"
-TORCH = "torch==2.13.0"
-LIMIT_S = 3600.0
 FACTS = "facts.json"
 GIT = ["git", "-c", "user.name=fork", "-c", "user.email=fork@localhost", "-c", "commit.gpgsign=false"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
     wheel = Path(asked.wheel).resolve() if asked.wheel else _kvcheck_wheel(out / "dist")
-    programs = _runner(out / "runner")
+    programs = runner(out / "runner")
     fork = out / "fork"
     if not (fork / ".git").exists():
         _make_fork(fork, asked.release, out / "dist")
@@ -61,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     for edit in chosen:
         if asked.only or not (results / _name(edit) / FACTS).exists():
             _judge(edit, fork, programs, wheel, results, arguments)
-        _say(" ".join(f"{name}={value}" for name, value in _row(edit, results).items()))
+        say(" ".join(f"{name}={value}" for name, value in _row(edit, results).items()))
     done = [edit for edit in (None, *EDITS) if (results / _name(edit) / FACTS).exists()]
     rows = [_row(edit, results) for edit in done]
     write_text(out / "fork.csv", str(pandas.DataFrame(rows).to_csv(index=False)))
@@ -79,21 +74,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kvcheck_wheel(folder: Path) -> Path:
-    """This checkout as a wheel."""
     for old in folder.glob("kvcheck-*.whl"):
         old.unlink()
     _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)])
     (wheel,) = folder.glob("kvcheck-*.whl")
     return wheel
-
-
-def _runner(folder: Path) -> Path:
-    """An environment for the steps, as a runner of CI has one. Returns the folder of its programs."""
-    if not (folder / "bin" / "python").exists():
-        _run([sys.executable, "-m", "venv", str(folder)])
-    # A wheel of the same version would be taken as installed.
-    _run([str(folder / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes", "kvcheck"])
-    return folder / "bin"
 
 
 def _make_fork(fork: Path, release: str, downloads: Path) -> None:
@@ -102,11 +87,9 @@ def _make_fork(fork: Path, release: str, downloads: Path) -> None:
     _run([sys.executable, "-m", "pip", *download, f"sglang=={release}"])
     (wheel,) = downloads.glob(f"sglang-{release}-*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        names = packed.namelist()
-        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
-        asks = Parser().parsestr(packed.read(metadata).decode("utf-8")).get_all("Requires-Dist") or []
-        packed.extractall(fork / "python", [name for name in names if name.startswith("sglang/")])
-    needed = [each for each in asks if "extra" not in str(Requirement(each).marker or "")]
+        packed.extractall(fork / "python", [name for name in packed.namelist() if name.startswith("sglang/")])
+    (release_of,) = metadata.distributions(path=[str(wheel)])
+    needed = [each for each in (release_of.requires or ()) if "extra" not in str(Requirement(each).marker or "")]
     project = [
         "[project]",
         'name = "sglang"',
@@ -123,7 +106,6 @@ def _make_fork(fork: Path, release: str, downloads: Path) -> None:
 
 
 def _name(edit: Edit | None) -> str:
-    """Of the branch and of its folder of results."""
     return "main" if edit is None else edit.name
 
 
@@ -134,30 +116,11 @@ def _judge(edit: Edit | None, fork: Path, programs: Path, wheel: Path, results: 
         _git(fork, "checkout", "-q", "-B", edit.name)
         apply(edit, fork / "python" / "sglang")
         _git(fork, "commit", "-qam", edit.shows)
-    shutil.rmtree(fork / "build", ignore_errors=True)
     workflow = yaml.safe_load((fork / WORKFLOW).read_text(encoding="utf-8"))
     own = {"SOURCE": str(wheel), "TORCH": TORCH, "ARGUMENTS": arguments, "BASELINE": BASELINE}
-    passed_on = {key: value for key, value in os.environ.items() if key.startswith(("PIP_", "KVCHECK_"))}
-    began = time.monotonic()
-    done = run_steps(
-        workflow["jobs"]["kvcheck"]["steps"],
-        fork,
-        env={**passed_on, **workflow["env"], **own},
-        programs=programs,
-        limit_s=LIMIT_S,
-    )
-    facts = {
-        "exit_code": done.exit_code,
-        "red_step": done.failed or "",
-        "seconds": round(time.monotonic() - began),
-        "lines": _lines(fork),
-    }
     left = results / _name(edit)
-    shutil.rmtree(left, ignore_errors=True)
-    if (fork / "build" / "kvcheck").exists():
-        shutil.copytree(fork / "build" / "kvcheck", left)
-    write_text(left / "output.txt", done.output)
-    write_text(left / FACTS, json.dumps(facts, indent=1) + "\n")
+    _, facts = run_job(workflow["jobs"]["kvcheck"]["steps"], fork, programs, left, {**workflow["env"], **own})
+    write_text(left / FACTS, json.dumps({**facts, "lines": _lines(fork)}, indent=1) + "\n")
 
 
 def _row(edit: Edit | None, results: Path) -> dict[str, object]:
@@ -204,16 +167,5 @@ def _run(command: Sequence[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (OSError, subprocess.CalledProcessError, Unchanged) as error:
-        _say(f"fork: {error}")
-        sys.exit(2)
+    sys.exit(end("fork", main, Unchanged))

@@ -13,38 +13,34 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas
 import yaml
-from rigs.ci_runner import run_steps
 
 from kvcheck.core.run.store import write_text
+from tools.engines.command import PROJECT, end, say
+from tools.engines.workflow import TORCH, run_job, runner
 
-PROJECT = Path(__file__).resolve().parents[2]
 WORKFLOW = "docs/ci/github-nightly.yml"
-TORCH = "torch==2.13.0"
-LIMIT_S = 3600.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
-    checkout, programs = _checkout(out / "checkout"), _runner(out / "runner")
+    checkout, programs = _checkout(out / "checkout"), runner(out / "runner")
     workflow = yaml.safe_load((checkout / WORKFLOW).read_text(encoding="utf-8"))
     rows = []
     for engine in asked.engines:
         for release in asked.releases:
             rows.append(_row(workflow, checkout, programs, out / "results", engine=engine, release=release))
             write_text(out / "nightly.csv", str(pandas.DataFrame(rows).to_csv(index=False)))
-            _say(" ".join(f"{name}={value}" for name, value in rows[-1].items()))
+            say(" ".join(f"{name}={value}" for name, value in rows[-1].items()))
     return 0 if all(row["exit_code"] == 0 for row in rows) else 1
 
 
@@ -65,67 +61,16 @@ def _checkout(folder: Path) -> Path:
     return folder
 
 
-def _runner(folder: Path) -> Path:
-    """An environment for the steps. Returns the folder of its programs."""
-    if not (folder / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    # A build of the same version would be taken as installed.
-    uninstall = ["-m", "pip", "uninstall", "--quiet", "--yes", "kvcheck"]
-    subprocess.run([str(folder / "bin" / "python"), *uninstall], check=True)
-    return folder / "bin"
-
-
 def _row(
-    workflow: dict[str, dict[str, dict[str, list[dict[str, object]]]]],
-    checkout: Path,
-    programs: Path,
-    results: Path,
-    *,
-    engine: str,
-    release: str,
+    workflow: dict[str, Any], checkout: Path, programs: Path, results: Path, *, engine: str, release: str
 ) -> dict[str, object]:
-    """One job of the matrix."""
-    for made in ("build", "envs"):
-        shutil.rmtree(checkout / made, ignore_errors=True)
-    passed_on = {key: value for key, value in os.environ.items() if key.startswith(("PIP_", "KVCHECK_"))}
-    began = time.monotonic()
-    done = run_steps(
-        workflow["jobs"]["engines"]["steps"],
-        checkout,
-        env={**passed_on, **_texts(workflow["env"]), "TORCH": TORCH, "ENGINE": engine, "RELEASE": release},
-        programs=programs,
-        limit_s=LIMIT_S,
-    )
+    shutil.rmtree(checkout / "envs", ignore_errors=True)
+    variables = {**workflow["env"], "TORCH": TORCH, "ENGINE": engine, "RELEASE": release}
     left = results / f"{engine}-{release}"
-    shutil.rmtree(left, ignore_errors=True)
-    if (checkout / "build" / "kvcheck").exists():
-        shutil.copytree(checkout / "build" / "kvcheck", left)
-    write_text(left / "output.txt", done.output)
-    return {
-        "engine": engine,
-        "release": release,
-        "version": done.variables.strip().removeprefix("VERSION="),
-        "exit_code": done.exit_code,
-        "red_step": done.failed or "",
-        "seconds": round(time.monotonic() - began),
-    }
-
-
-def _texts(values: object) -> dict[str, str]:
-    assert isinstance(values, dict), "variables of a workflow are a table"
-    return {str(name): str(value) for name, value in values.items()}
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    done, facts = run_job(workflow["jobs"]["engines"]["steps"], checkout, programs, left, variables)
+    version = done.variables.strip().removeprefix("VERSION=")
+    return {"engine": engine, "release": release, "version": version, **facts}
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (OSError, subprocess.CalledProcessError) as error:
-        _say(f"nightly: {error}")
-        sys.exit(2)
+    sys.exit(end("nightly", main))

@@ -17,17 +17,15 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, read_record
 from kvcheck.core.run.store import write_text
+from tools.engines.command import kvcheck
 
-PROJECT = Path(__file__).resolve().parents[2]
 SHAPES = ("landing.sync", "landing.batch", "landing.frozen", "registration.batch", "notification.batch")
 PLACES = 6
 """Places in the peer that a schedule of registration tries, none of them registered as a whole."""
@@ -48,7 +46,6 @@ HEAD = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what was asked for, and write both tables."""
     parser = argparse.ArgumentParser(description="Mooncake's transfer engine by release and setting.")
     parser.add_argument("out", help="folder for environments, runs and tables")
     parser.add_argument("releases", nargs="*", metavar="VERSION[,NAME=VALUE...]")
@@ -61,8 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         given = [word for setting in settings for word in ("--env", setting)]
         shapes = [word for shape in SHAPES for word in ("--probe", shape)]
         limits = ["--schedules", str(asked.schedules), "--seed", "1", "--no-reports", "--out", "runs"]
-        made = _kvcheck(out, "env", f"mooncake=={version}", folder)
-        ran = made == 0 and _kvcheck(out, "probe", f"mooncake:{folder}", *given, *shapes, *limits)
+        made = kvcheck(out, "env", f"mooncake=={version}", folder, is_shown=True).returncode
+        ran = made or kvcheck(out, "probe", f"mooncake:{folder}", *given, *shapes, *limits, is_shown=True).returncode
         if made or ran not in (0, 1, 4):
             return 2
     runs = records(out / "runs")
@@ -94,7 +91,6 @@ def table(runs: Sequence[RunRecord]) -> str:
 
 
 def markdown(runs: Sequence[RunRecord]) -> list[str]:
-    """A row for each run."""
     return [HEAD, re.sub(r"[^|]+", "---", HEAD), *map(_row, runs)]
 
 
@@ -147,14 +143,6 @@ def _settings(run: RunRecord) -> str:
     given = run.plan.get("engine_env", {})
     assert isinstance(given, dict)
     return ", ".join(f"{name}={value}" for name, value in given.items())
-
-
-def _kvcheck(folder: Path, *arguments: str) -> int:
-    """The exit code of a command in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = os.pathsep.join(path for path in (str(PROJECT), os.environ.get("PYTHONPATH", "")) if path)
-    command = [sys.executable, "-m", "kvcheck", *arguments]
-    return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
 
 
 if __name__ == "__main__":

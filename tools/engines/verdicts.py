@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,14 +24,13 @@ import pandas
 from kvcheck.core.base.record import read_record
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.run.store import write_text
+from tools.engines.command import end, kvcheck, say
 
-PROJECT = Path(__file__).resolve().parents[2]
 MARKER = "kvcheck-env.json"
 """In an environment that kvcheck env has begun."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
     runs: list[str] = []
@@ -53,9 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     formats = [part for name in ("html", "csv", "md") for part in ("-o", f"{name}=releases.{name}")]
     told = _kvcheck(out, "report", *(f"runs/{run}" for run in runs), *formats)
     odd = [row for row in rows if not row["same"]]
-    _say(f"{len(rows) - len(odd)} of {len(rows)} lines gave their cell's verdict {asked.times} times of {asked.times}")
+    say(f"{len(rows) - len(odd)} of {len(rows)} lines gave their cell's verdict {asked.times} times of {asked.times}")
     for row in odd:
-        _say(f"  {row['release']} {row['cell']}: {row['verdict']}, replayed {row['agreed']} times: {row['text']}")
+        say(f"  {row['release']} {row['cell']}: {row['verdict']}, replayed {row['agreed']} times: {row['text']}")
     return 1 if odd else 0 if told else 2
 
 
@@ -87,7 +84,7 @@ def _has_environment(out: Path, engine: str, version: str) -> bool:
     if (folder / "bin" / "python").exists() and not (folder / MARKER).exists():
         return True  # somebody's own
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return "next: kvcheck stress" in _kvcheck(
+    return "next: kvcheck probe" in _kvcheck(
         out, "env", f"{engine}=={version}", str(folder), "--base", str(folder.parent / "base")
     )
 
@@ -114,25 +111,10 @@ def _replayed(out: Path, run: str, times: int) -> list[dict[str, object]]:
     return rows
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def _kvcheck(folder: Path, *arguments: str) -> str:
-    """What a command said."""
-    _say(f"$ kvcheck {shlex.join(arguments)[:160]}")
-    paths = os.pathsep.join(path for path in (str(PROJECT), os.environ.get("PYTHONPATH", "")) if path)
-    command = [sys.executable, "-m", "kvcheck", *arguments]
-    environment = {**os.environ, "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
+    say(f"$ kvcheck {shlex.join(arguments)[:160]}")
+    return kvcheck(folder, *arguments).stdout
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except OSError as error:
-        _say(f"verdicts: {error}; expected a folder that can be written")
-        sys.exit(2)
+    sys.exit(end("verdicts", main))

@@ -183,7 +183,6 @@ def missing(job: GpuJob) -> str | None:
 
 
 def command_of(job: GpuJob, device: str, *, out: Path) -> tuple[str, ...]:
-    """The command line of a job."""
     words: list[str] = []
     for word in shlex.split(job.over_threads or job.words if device == "threads" else job.words):
         words += chosen_tests(job) if word == "{tests}" else [word.format(out=out, name=job.name)]

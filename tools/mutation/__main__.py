@@ -39,7 +39,6 @@ INTERRUPTED = 130
 
 
 def main(words: Sequence[str]) -> int:
-    """Judge edits and write the tables; the exit code."""
     options = _parser().parse_args(words)
     try:
         return _run(options)
@@ -137,7 +136,6 @@ class _Chosen:
 
     @property
     def ids(self) -> list[str]:
-        """Ids and names."""
         return [*self.edits, *self.bugs]
 
     def subjects(self, known: Collection[str], reach: Reach) -> Iterator[Subject]:

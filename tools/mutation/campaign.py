@@ -45,7 +45,6 @@ class Subject:
 
 
 def subject_of(edit: Edit, text: str, reach: Reach, earlier: str = "") -> Subject:
-    """A generated edit as a subject."""
     reached = reach.of(edit.file, edit.first, edit.last)
     result = Result(
         id=edit.id,
@@ -135,7 +134,6 @@ class Judge:
 
 
 def _found(result: Result, answer: Answer) -> Result:
-    """The result with its answer."""
     said = answer.said
     outcome, message, line = str(said.get("outcome", "")), str(said.get("message", "")), str(said.get("line", ""))
     if not outcome:

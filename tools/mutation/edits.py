@@ -226,7 +226,6 @@ def _compiles(source: Source, node: ast.AST, start: int, end: int, new: str) -> 
 
 
 def diff_of(edit: Edit, text: str) -> str:
-    """The change as lines of a diff without its head."""
     return diff_of_texts(text, edit.applied(text))
 
 

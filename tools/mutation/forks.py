@@ -68,8 +68,6 @@ class Answer:
 
 
 class Forks:
-    """Runs so many orders at a time."""
-
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         torch.set_num_threads(1)
@@ -103,8 +101,6 @@ class Forks:
 
 
 class _Fork:
-    """One process under way."""
-
     def __init__(self, order: Order) -> None:
         self.order = order
         self.reading, writing = os.pipe()
@@ -133,7 +129,6 @@ class _Fork:
         return bool(more)
 
     def answer(self) -> Answer:
-        """Wait for its end."""
         os.close(self.reading)
         _, status, used = os.wait4(self.process, 0)
         return Answer(

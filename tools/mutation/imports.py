@@ -45,7 +45,6 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of an edited module."""
         if name not in self._edited:
             return None
         file, text = self._edited[name]

@@ -249,7 +249,6 @@ def drop_filter(source: Source, node: ast.AST, names: frozenset[str]) -> Iterato
 
 
 def turn_pages(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """Pages and tokens rounded the other way."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or len(node.args) != 2:
         return
     tokens, size = (source.of(each) for each in node.args)
@@ -330,7 +329,6 @@ def _is_table(source: Source, node: ast.Tuple | ast.List | ast.Set) -> bool:
 
 
 def _makes(node: ast.expr) -> bool:
-    """A call of a class."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper()
 
 
@@ -363,7 +361,6 @@ def _cut(source: Source, start: int, end: int, whole: ast.expr, *, is_last: bool
 
 
 def _without(source: Source, kept: list[ast.expr | ast.keyword], gone: ast.keyword) -> Change:
-    """A call's text without one of its arguments."""
     at = kept.index(gone)
     start, end = source.span(gone)
     if at + 1 < len(kept):
@@ -383,7 +380,6 @@ def _with_brackets(source: Source, node: ast.expr, first: int, last: int) -> tup
 
 
 def _function(source: Source, node: ast.AST) -> ast.AST:
-    """The function around a node."""
     while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
         node = source.parents[node]
     return node

@@ -69,17 +69,14 @@ class CellReach:
 
     @property
     def schedules(self) -> int:
-        """How many schedules were traced."""
         return len(self.costs)
 
     @property
     def all_bits(self) -> int:
-        """A bit for each traced schedule."""
         return (1 << self.schedules) - 1
 
     @property
     def cost(self) -> float:
-        """Events of a schedule, on average."""
         return sum(self.costs) / len(self.costs)
 
     def bits(self, file: str, first: int, last: int) -> int:
@@ -93,8 +90,6 @@ class CellReach:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The reach of all cells of a run."""
-
     cells: Sequence[CellReach]
 
     def of(self, file: str, first: int, last: int) -> dict[str, int]:

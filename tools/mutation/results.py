@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError, why_unread
@@ -83,8 +83,6 @@ class Campaign:
 
 
 class ResultFile:
-    """The results of a campaign, in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / RESULTS_FILE
 
@@ -96,20 +94,14 @@ class ResultFile:
         _drop_cut_line(self.path)
         head, results = read_results(self.path)
         if head != campaign:
-            differing = ", ".join(
-                f"{row.name} {getattr(head, row.name)}, not {getattr(campaign, row.name)}"
-                for row in fields(Campaign)
-                if getattr(head, row.name) != getattr(campaign, row.name)
-            )
             why = "the source has changed since; " if head.code != campaign.code else ""
             raise UsageError(
-                f"{self.path}: expected results of this campaign, got {differing}; {why}choose another "
-                "--out, and --again with this folder for the same edits"
+                f"{self.path}: expected results of {campaign}, got {head}; {why}choose another --out, and --again with "
+                "this folder for the same edits"
             )
         return results
 
     def add(self, result: Result) -> None:
-        """Keep one result."""
         self._append({"result": asdict(result)})
 
     def _append(self, value: Mapping[str, object]) -> None:

@@ -63,7 +63,6 @@ class Source:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Node -> the node that holds it."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -98,17 +97,14 @@ class Source:
         return next((name for name, first, last in reversed(self.functions) if first <= line <= last), "")
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where the node begins and ends."""
         at = cast(ast.expr, node)
         assert at.end_lineno is not None and at.end_col_offset is not None, "a parsed node has an end"
         return self._starts[at.lineno - 1] + at.col_offset, self._starts[at.end_lineno - 1] + at.end_col_offset
 
     def between(self, start: int, end: int) -> str:
-        """The text of a span."""
         return self._raw[start:end].decode()
 
     def of(self, node: ast.AST) -> str:
-        """The text of a node."""
         return self.between(*self.span(node))
 
     def only_reports(self, node: ast.If) -> bool:
@@ -116,7 +112,6 @@ class Source:
         return not node.orelse and all(isinstance(each, ast.Expr) and self._reports(each) for each in node.body)
 
     def block(self, node: ast.stmt) -> list[ast.stmt]:
-        """The statements that the node stands among."""
         parent = self.parents[node]
         for _, value in ast.iter_fields(parent):
             if isinstance(value, list) and node in value:

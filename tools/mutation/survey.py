@@ -76,7 +76,6 @@ class Survey:
         return {cell: value for cell, value in found.items() if value is not None}
 
     def plan(self, cell: str, schedule: int) -> Plan:
-        """A plan of the default run."""
         return dataclasses.replace(self._cells[cell], schedule=schedule)
 
     def has(self, plan: Plan) -> bool:
@@ -101,7 +100,6 @@ class Survey:
 
 
 def reach_of(cells: Mapping[str, Mapping[str, Any]]) -> Reach:
-    """The reach of surveyed cells."""
     return Reach(
         [
             CellReach(

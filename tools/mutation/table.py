@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import median
 
@@ -22,23 +22,18 @@ from tools.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result
 
 CSV_FILE = "edits.csv"
 PAGE_FILE = "edits.md"
-COLUMNS = (
-    *("id", "file", "line", "function", "operator", "outcome", "oracle", "code", "kinds", "cells", "in_check"),
-    *("schedules", "cpu_s", "total_cpu_s", "plan", "message", "reason", "note", "diff", "expect", "link", "what"),
-)
+COLUMNS = tuple(each.name for each in fields(Result))
 KILLED = ("killed",)
 COUNTED = ("edits", *OUTCOMES, "share", "not green")
 
 
 def write_tables(folder: Path, campaign: Campaign, results: Sequence[Result]) -> None:
-    """Both tables, into the folder."""
     ordered = sorted(results, key=lambda each: (each.file, each.line_number, each.operator, each.id))
     write_text(folder / CSV_FILE, csv_text(COLUMNS, [_csv_row(each) for each in ordered]))
     write_text(folder / PAGE_FILE, page(campaign, ordered))
 
 
 def page(campaign: Campaign, results: Sequence[Result]) -> str:
-    """The Markdown page."""
     lines = ["# Generated edits of the cache, judged by the default run", "", *_head(campaign, results)]
     lines += ["", "## By file", "", *_counts("file", results, lambda each: each.file)]
     lines += ["", "## By operator", "", *_counts("operator", results, lambda each: each.operator)]
@@ -133,7 +128,6 @@ def _kills(results: Sequence[Result]) -> list[str]:
 
 
 def _survivor(result: Result) -> list[str]:
-    """One edit with its change and what was tried."""
     tried = ", ".join(f"{cell} {number}" for cell, number in result.cells.items())
     lines = [
         f"- {escaped(f'{result.id}  {result.file}:{result.line_number}  {result.function}  {result.operator}')}",
@@ -163,15 +157,6 @@ def _places(title: str, about: str, results: Sequence[Result], outcome: str) -> 
 
 
 def _csv_row(result: Result) -> list[object]:
-    values: dict[str, object] = {
-        **{name: getattr(result, name) for name in ("id", "file", "function", "operator", "outcome", "oracle", "code")},
-        **{name: getattr(result, name) for name in ("schedules", "cpu_s", "total_cpu_s", "message", "reason", "note")},
-        **{name: getattr(result, name) for name in ("diff", "link", "what")},
-        "in_check": "yes" if result.is_guard else None,
-        "line": result.line_number,
-        "kinds": "; ".join(result.kinds),
-        "cells": "; ".join(f"{cell} {number}" for cell, number in result.cells.items()),
-        "plan": result.line,
-        "expect": " ".join(result.expect),
-    }
-    return [values[name] if values[name] != "" else None for name in COLUMNS]
+    cells = "; ".join(f"{cell} {number}" for cell, number in result.cells.items())
+    texts = {"kinds": "; ".join(result.kinds), "cells": cells, "expect": " ".join(result.expect)}
+    return [value if value != "" else None for value in (asdict(result) | texts).values()]

@@ -95,7 +95,6 @@ class Trial:
         self._broken = ""
 
     def result(self) -> dict[str, object]:
-        """Run the schedules."""
         for text, most_s in self._runs:
             if self._evidence and time.process_time() - self._began >= self._cpu_s:
                 break

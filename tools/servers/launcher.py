@@ -21,7 +21,6 @@ from kvcheck.core.base.child_start import GROUP, tie_to
 
 
 def main() -> int:
-    """Run the command."""
     parent, *command = sys.argv[1:]
     tie_to(int(parent), GROUP)
     # What stops the group reaches the command, too. A handler is not inherited by the command; to ignore would be.

@@ -51,13 +51,11 @@ class Value:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write it."""
     folder, file = arguments
     write_gguf(Path(folder), Path(file))
 
 
 def write_gguf(folder: Path, file: Path) -> None:
-    """Write the model of `folder` into `file`."""
     values = {name.encode(): value for name, value in metadata(folder).items()}
     weights = [*tensors(folder)]
     with file.open("wb") as out:

@@ -20,31 +20,26 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rigs.own_models import copying_model, random_model
 
-from kvcheck.commands.main import run
-from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.base.record import RunRecord
 from kvcheck.core.live.exchange import Answer, Sending
 from kvcheck.core.live.own import runner as own_runner
 from kvcheck.core.live.own.arms import Treated
 from kvcheck.core.live.own.prompts import FRAME
 from tools.servers import sglang_cpu, vllm_cpu
 from tools.servers.faults.planting import FOREIGN, STALE, Order, events, fault_log, fault_orders
-from tools.servers.published_tables import append
-from tools.servers.real_servers import KvcheckCase
-from tools.servers.serving import Command, free_ports, serving
+from tools.servers.kvcheck_run import START_S, arguments, run_kvcheck
+from tools.servers.serving import serving
+from tools.tables.measured import append
 
-PROJECT = Path(__file__).parents[2]
-START_S = 400.0
+ENGINES = {"sglang": sglang_cpu, "vllm": vllm_cpu}
 LAYERS = 2
 SMALL = {"layers": LAYERS, "hidden": 128, "heads": 2}
 RECITED, DRAWN = 16384, 1024
@@ -80,7 +75,7 @@ class Case:
 
 CASES = tuple(
     case
-    for engine in ("sglang", "vllm")
+    for engine in ENGINES
     for case in (
         Case(engine=engine, kind=STALE, options=("--requests", "50")),
         Case(engine=engine, kind=None, options=("--requests", "24")),
@@ -115,10 +110,7 @@ class Planting(Treated):
 
 def main() -> int:
     """Run the cases within the time, and keep what each run came to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
-    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
+    parser = arguments(__doc__, [case.name for case in CASES])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--within", type=float, default=1e9, help="seconds for each case")
     given = parser.parse_args()
@@ -126,7 +118,7 @@ def main() -> int:
     own_runner.Treated = Planting  # type: ignore[attr-defined]
     for case in CASES:
         if not given.only or case.name in given.only:
-            run_case(case, given.out.resolve(), given.environments.resolve(), runs=given.runs, within_s=given.within)
+            run_case(case, given.out, given.environments, runs=given.runs, within_s=given.within)
     return 0
 
 
@@ -139,7 +131,10 @@ def run_case(case: Case, out: Path, environments: Path, *, runs: int, within_s: 
         if case.recites
         else random_model(out / "random", vocabulary=DRAWN, **SMALL)
     )
-    with serving(_commands(case, environments, model, folder), folder=folder, within_s=START_S) as (server,):
+    engine = ENGINES[case.engine]
+    sizes = engine.Sizes() if case.is_small else engine.Sizes(slots=8192)
+    commands = engine.commands(environments, model, folder=folder, sizes=sizes, has_faults=case.kind is not None)
+    with serving(commands, folder=folder, within_s=START_S) as (server,):
         until = time.monotonic() + within_s
         for number in range(runs):
             if time.monotonic() >= until:
@@ -150,26 +145,13 @@ def run_case(case: Case, out: Path, environments: Path, *, runs: int, within_s: 
             sys.stdout.flush()
 
 
-def _commands(case: Case, environments: Path, model: Path, folder: Path) -> Sequence[Command]:
-    has_faults = case.kind is not None
-    if case.engine == "sglang":
-        sizes = sglang_cpu.Sizes() if case.is_small else sglang_cpu.Sizes(slots=8192)
-        environment = environments / sglang_cpu.ENVIRONMENT
-        return sglang_cpu.commands(environment, model, folder=folder, sizes=sizes, has_faults=has_faults)
-    (port,) = free_ports(1)
-    environment = environments / vllm_cpu.ENVIRONMENT
-    slots = vllm_cpu.Sizes() if case.is_small else vllm_cpu.Sizes(slots=8192)
-    return (vllm_cpu.command(environment, model, port=port, folder=folder, sizes=slots, has_faults=has_faults),)
-
-
 def _trial(case: Case, folder: Path, address: str, number: int) -> dict[str, object]:
     """One run: what came of it beside what the log says was planted."""
     orders, log = fault_orders(folder), fault_log(folder)
     orders.unlink(missing_ok=True)
     before, began = len(events(log)), time.monotonic()
     Planting.orders, Planting.asked, Planting.ordered = orders, 0, ""
-    page = sglang_cpu.PAGE if case.engine == "sglang" else vllm_cpu.PAGE
-    Planting.plan = staticmethod(_plan(case, number, page))
+    Planting.plan = staticmethod(_plan(case, number, ENGINES[case.engine].PAGE))
     code, record = _stress(case, folder, address, number)
     orders.unlink(missing_ok=True)
     planted = events(log)[before:]
@@ -229,21 +211,9 @@ def _plan(case: Case, number: int, page: int) -> Callable[[int, Sending], Order 
 
 
 def _stress(case: Case, folder: Path, address: str, number: int) -> tuple[int, RunRecord]:
-    out = folder / "runs"
-    before = set(out.iterdir()) if out.exists() else set()
     vocabulary = str(RECITED if case.recites else DRAWN)
-    words: list[Any] = ["live", address, case.scenario, "--own-model", "--vocabulary", vocabulary]
-    words += ["--seed", str(number + 1), "--no-reports", "--out", str(out), *case.options]
-    with (
-        (folder / "kvcheck.log").open("a", encoding="utf-8") as stream,
-        redirect_stdout(stream),
-        redirect_stderr(stream),
-    ):
-        code = run(words)
-    new = [each for each in out.iterdir() if each not in before] if out.exists() else []
-    if len(new) != 1:
-        raise KvcheckCase(f"kvcheck live ended with {code} and left no run; see {folder / 'kvcheck.log'}")
-    return code, read_record(new[0])
+    words = [address, case.scenario, "--own-model", "--vocabulary", vocabulary, "--seed", str(number + 1)]
+    return run_kvcheck(folder, "live", *words, "--no-reports", *case.options)
 
 
 def _noise(record: RunRecord) -> str:

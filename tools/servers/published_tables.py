@@ -1,9 +1,9 @@
-"""The CSV files of published pages about servers: rows are added to them, and tables are made of them.
+"""Tables of published pages about servers, made of the CSV files beside them.
 
     python -m tools.servers.published_tables
 
 Invariants:
-- A figure is counted from the rows of a file, never typed. `test_published_tables.py` compares the pages with it.
+- A figure is counted from the rows of a file, never typed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ Row = Mapping[str, str]
 
 
 def main() -> int:
-    """Print the rows of all pages."""
     for line in (*reuse(read(SERVE / "serve.csv")), "", *equal(read(SERVE / "serve.csv")), ""):
         sys.stdout.write(line + "\n")
     for line in own(read(OWN / "trials.csv")):
@@ -32,19 +31,8 @@ def main() -> int:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a file."""
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
-
-
-def append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    """Add rows to a file, which has its head once."""
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 def reuse(rows: Sequence[Row]) -> list[str]:
@@ -124,7 +112,6 @@ def own(rows: Sequence[Row]) -> list[str]:
 
 
 def _unknown(rows: Sequence[Row]) -> int:
-    """Runs that ended without a verdict."""
     return sum(row["exit_code"] == "4" for row in rows)
 
 

@@ -15,20 +15,17 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 
-from kvcheck.commands.main import run
 from kvcheck.core.base.errors import KvcheckError
-from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.base.record import RunRecord
 from kvcheck.core.live.conclusion import common_place
 from tools.servers import llama_cpp, sglang_cpu, vllm_cpu
 from tools.servers.faults.planting import (
@@ -41,15 +38,13 @@ from tools.servers.faults.planting import (
     fault_log,
     fault_orders,
 )
+from tools.servers.kvcheck_run import START_S, NoRecord, arguments, known_answers, run_kvcheck
 from tools.servers.llama_gguf import write_gguf
-from tools.servers.serving import Command, Server, free_ports, serving
+from tools.servers.serving import Command, Server, serving
 
-PROJECT = Path(__file__).parents[2]
-MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
 FOR_FAULTS = ("--nodes", "16384")
 """With more nodes, a page of another request seldom holds a second key for a node: docs/live.md, "Places"."""
 LAYERS = 4
-START_S = 300.0
 TRIALS, NAMED, ATTEMPTS = 20, 18, 5
 KINDS = ("stale", "foreign")
 BROKEN_RULES: Mapping[str, tuple[tuple[str, int], ...]] = {
@@ -110,27 +105,19 @@ class Outcome:
     stand_ins: dict[str, str] = field(default_factory=dict)
 
 
-def _vllm(place: Place, sizes: vllm_cpu.Sizes | None = None) -> Sequence[Command]:
-    (port,) = free_ports(1)
-    environment = place.environments / vllm_cpu.ENVIRONMENT
-    return (
-        vllm_cpu.command(
-            environment,
-            place.model,
-            port=port,
-            folder=place.folder,
-            variant="priority",
-            sizes=sizes,
-            has_faults=place.has_faults,
-        ),
-    )
-
-
-def _sglang(variant: str) -> Callable[[Place], Sequence[Command]]:
+def _served(
+    engine: ModuleType, variant: str, sizes: vllm_cpu.Sizes | None = None
+) -> Callable[[Place], Sequence[Command]]:
     def start(place: Place) -> Sequence[Command]:
-        environment = place.environments / sglang_cpu.ENVIRONMENT
-        return sglang_cpu.commands(
-            environment, place.model, folder=place.folder, variant=variant, has_faults=place.has_faults
+        return tuple(
+            engine.commands(
+                place.environments,
+                place.model,
+                folder=place.folder,
+                variant=variant,
+                sizes=sizes,
+                has_faults=place.has_faults,
+            )
         )
 
     return start
@@ -140,8 +127,7 @@ def _llama_cpp(place: Place) -> Sequence[Command]:
     gguf = place.folder / "known-answers.gguf"
     if not gguf.exists():
         write_gguf(place.model, gguf)
-    (port,) = free_ports(1)
-    return (llama_cpp.command(place.environments / llama_cpp.ENVIRONMENT, gguf, port=port, variant="host"),)
+    return llama_cpp.commands(place.environments, gguf)
 
 
 MLA = ("--arch", "deepseek-v3")
@@ -151,14 +137,14 @@ PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
 CASES = (
     Case(
         name="vllm",
-        start=_vllm,
+        start=_served(vllm_cpu, "priority"),
         scenarios=PRESS,
         options=("--schedules", "10", "--concurrency", "16"),
         floors={"token": 100_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
     ),
     Case(
         name="vllm-windows",
-        start=partial(_vllm, sizes=vllm_cpu.WITH_WINDOWS),
+        start=_served(vllm_cpu, "priority", vllm_cpu.WITH_WINDOWS),
         scenarios=PRESS,
         options=("--schedules", "2"),
         floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
@@ -166,7 +152,7 @@ CASES = (
     ),
     Case(
         name="vllm-states",
-        start=partial(_vllm, sizes=vllm_cpu.WITH_STATES),
+        start=_served(vllm_cpu, "priority", vllm_cpu.WITH_STATES),
         scenarios=("prefix-cache",),
         options=("--schedules", "1"),
         floors={"token": 1_000, "hit-token": 1_000},
@@ -174,7 +160,7 @@ CASES = (
     ),
     Case(
         name="sglang",
-        start=_sglang("priority"),
+        start=_served(sglang_cpu, "priority"),
         stand_ins=sglang_cpu.stand_ins("priority"),
         scenarios=PRESS,
         options=("--schedules", "4"),
@@ -182,7 +168,7 @@ CASES = (
     ),
     Case(
         name="sglang-hicache",
-        start=_sglang("hicache"),
+        start=_served(sglang_cpu, "hicache"),
         stand_ins=sglang_cpu.stand_ins("hicache"),
         scenarios=("hicache",),
         options=("--schedules", "4"),
@@ -190,7 +176,7 @@ CASES = (
     ),
     Case(
         name="sglang-pair",
-        start=_sglang("pair"),
+        start=_served(sglang_cpu, "pair"),
         stand_ins=sglang_cpu.stand_ins("pair"),
         scenarios=("pd-transfer",),
         options=("--schedules", "5"),
@@ -198,7 +184,7 @@ CASES = (
     ),
     Case(
         name="sglang-mla",
-        start=_sglang("mla"),
+        start=_served(sglang_cpu, "mla"),
         stand_ins=sglang_cpu.stand_ins("mla"),
         scenarios=("prefix-cache", "retract-resume", "aborts"),
         options=("--schedules", "2"),
@@ -222,16 +208,16 @@ CASES = (
             model=model,
         )
         for engine, start, stand_ins, model in (
-            ("vllm", _vllm, {}, ()),
-            ("sglang", _sglang("plain"), sglang_cpu.stand_ins("plain"), ()),
-            ("sglang-mla", _sglang("mla"), sglang_cpu.stand_ins("mla"), MLA),
+            ("vllm", _served(vllm_cpu, "priority"), {}, ()),
+            ("sglang", _served(sglang_cpu, "plain"), sglang_cpu.stand_ins("plain"), ()),
+            ("sglang-mla", _served(sglang_cpu, "mla"), sglang_cpu.stand_ins("mla"), MLA),
         )
         for kind in KINDS
     ),
     *(
         Case(
             name=f"vllm-windows-{kind}",
-            start=partial(_vllm, sizes=vllm_cpu.WITH_WINDOWS),
+            start=_served(vllm_cpu, "priority", vllm_cpu.WITH_WINDOWS),
             scenarios=("prefix-cache",),
             faults=kind,
             named=TRIALS - TWICE_IN_FULL if kind == "sink" else NAMED,
@@ -243,21 +229,16 @@ CASES = (
 
 
 def main() -> int:
-    """Run the cases; 0 where all came out as they have to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
-    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
-    given = parser.parse_args()
+    given = arguments(__doc__, [case.name for case in CASES]).parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for case in CASES:
         if given.only and case.name not in given.only:
             continue
         place = Place(
-            environments=given.environments.resolve(),
-            model=_model(given.out.resolve(), case),
-            folder=given.out.resolve() / case.name,
+            environments=given.environments,
+            model=_model(given.out, case),
+            folder=given.out / case.name,
             has_faults=case.faults is not None,
         )
         outcomes.append(run_case(case, place))
@@ -272,14 +253,10 @@ def main() -> int:
 def _model(folder: Path, case: Case) -> Path:
     """The model that is served, made where it does not exist."""
     options = (*case.model, *(FOR_FAULTS if case.faults else ()))
-    model = folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)])
-    if not (model / "known_answers.json").exists():
-        _kvcheck("model", "make", str(model), *MODEL, *options)
-    return model
+    return known_answers(folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)]), *options)
 
 
 def run_case(case: Case, place: Place) -> Outcome:
-    """Start its servers, run kvcheck against them, stop them."""
     outcome = Outcome(name=case.name)
     began = time.monotonic()
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -369,14 +346,13 @@ def _trial(
         planted = events(log)[before:]
         if any(event["event"] == "planted" for event in planted):
             return code, record, planted
-    raise KvcheckCase(f"nothing was planted in {ATTEMPTS} runs of trial {trial}; see {log}")
+    raise NoRecord(f"nothing was planted in {ATTEMPTS} runs of trial {trial}; see {log}")
 
 
 _SMALL = ("--schedules", "1", "--requests", "12", "--concurrency", "4", "--no-reports")
 
 
 def planted_order(faults: str, trial: int) -> Order:
-    """What a trial of a case plants."""
     if faults in BROKEN_RULES:
         kind, layer = BROKEN_RULES[faults][trial % len(BROKEN_RULES[faults])]
         return Order(kind=kind, layer=layer)
@@ -398,27 +374,9 @@ def _places(record: RunRecord) -> list[tuple[int | None, int | None]]:
 
 def _stress(place: Place, servers: Sequence[Server], *arguments: str) -> tuple[int, RunRecord]:
     """One run of kvcheck: its exit code and record."""
-    out = place.folder / "runs"
-    before = set(out.iterdir()) if out.exists() else set()
     decode = ("--decode", servers[1].address) if len(servers) > 1 else ()
-    given = (*arguments, *decode, "--known-answers", str(place.model), "--out", str(out))
-    code = _kvcheck("live", servers[0].address, *given, log=place.folder / "kvcheck.log")
-    new = [folder for folder in out.iterdir() if folder not in before] if out.exists() else []
-    if len(new) != 1:
-        raise KvcheckCase(f"kvcheck live ended with {code} and left no run; see {place.folder / 'kvcheck.log'}")
-    return code, read_record(new[0])
-
-
-class KvcheckCase(KvcheckError):
-    """A run of kvcheck that judged nothing."""
-
-
-def _kvcheck(*arguments: str, log: Path | None = None) -> int:
-    """The exit code of a command line. It runs in this process: 80 starts of an interpreter cost minutes."""
-    if log is None:
-        return run([*arguments])
-    with log.open("a", encoding="utf-8") as stream, redirect_stdout(stream), redirect_stderr(stream):
-        return run([*arguments])
+    given = (*arguments, *decode, "--known-answers", str(place.model))
+    return run_kvcheck(place.folder, "live", servers[0].address, *given)
 
 
 def _own_s() -> float:
@@ -434,7 +392,6 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _line(outcome: Outcome) -> str:
-    """One case for the terminal."""
     state = "not tried" if not outcome.is_tried else "short" if outcome.shortfall else "ok"
     planted = (
         "" if outcome.trials is None else f"  found {outcome.found}, named {outcome.named} of {len(outcome.trials)}"

@@ -22,13 +22,11 @@ from pip._vendor.packaging.utils import canonicalize_name
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Say them."""
     wheel, *without = arguments
     sys.stdout.writelines(f"{line}\n" for line in requirements(metadata(wheel), without=without))
 
 
 def metadata(wheel: str) -> str:
-    """The METADATA of a wheel."""
     with zipfile.ZipFile(wheel) as packed:
         (name,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
         return packed.read(name).decode("utf-8")

@@ -15,25 +15,21 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from kvcheck.commands.main import run
 from kvcheck.core.base.errors import KvcheckError
-from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.prices import verdict
 from tools.servers import sglang_cpu, vllm_cpu
-from tools.servers.published_tables import append
-from tools.servers.serving import Command, free_ports, serving
+from tools.servers.kvcheck_run import START_S, arguments, known_answers, run_kvcheck
+from tools.servers.serving import Command, serving
+from tools.tables.measured import append
 
-PROJECT = Path(__file__).parents[2]
-MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
-START_S = 400.0
 RUNS, MOST_ALARMS = 20, 0.05
 TOLD_APART = ("faster", "slower")
 COLUMNS = (
@@ -53,29 +49,13 @@ class Case:
     is_repeated: bool = False
 
 
-def _sglang(*variants: str) -> Callable[[Path, Path, Path], Sequence[Command]]:
+def _served(engine: ModuleType, *variants: str) -> Callable[[Path, Path, Path], Sequence[Command]]:
     def start(environments: Path, model: Path, folder: Path) -> Sequence[Command]:
         made: list[Command] = []
         for number, variant in enumerate(variants):
             own = folder / f"server-{number}"
             own.mkdir(parents=True, exist_ok=True)
-            environment = environments / sglang_cpu.ENVIRONMENT
-            made += [
-                dataclasses.replace(each, name=f"{each.name}-{number}")
-                for each in sglang_cpu.commands(environment, model, folder=own, variant=variant)
-            ]
-        return made
-
-    return start
-
-
-def _vllm(*variants: str) -> Callable[[Path, Path, Path], Sequence[Command]]:
-    def start(environments: Path, model: Path, folder: Path) -> Sequence[Command]:
-        environment = environments / vllm_cpu.ENVIRONMENT
-        ports = free_ports(len(variants))
-        made = []
-        for number, (port, variant) in enumerate(zip(ports, variants, strict=True)):
-            command = vllm_cpu.command(environment, model, port=port, folder=folder, variant=variant)
+            (command,) = engine.commands(environments, model, folder=own, variant=variant)
             made.append(dataclasses.replace(command, name=f"{command.name}-{number}"))
         return made
 
@@ -95,29 +75,22 @@ RETURNING = (
     *("--rounds", "10", "--max-time", "1200"),
 )
 CASES: Mapping[str, Case] = {
-    "sglang-equal": Case(start=_sglang("plain", "plain"), options=SHORT, is_repeated=True),
-    "vllm-equal": Case(start=_vllm("plain", "plain"), options=SHORT, is_repeated=True),
-    "sglang-reuse": Case(start=_sglang("plain"), options=LONG),
-    "vllm-reuse": Case(start=_vllm("plain"), options=LONG),
-    "sglang-hicache": Case(start=_sglang("plain", "hicache"), options=RETURNING),
+    "sglang-equal": Case(start=_served(sglang_cpu, "plain", "plain"), options=SHORT, is_repeated=True),
+    "vllm-equal": Case(start=_served(vllm_cpu, "plain", "plain"), options=SHORT, is_repeated=True),
+    "sglang-reuse": Case(start=_served(sglang_cpu, "plain"), options=LONG),
+    "vllm-reuse": Case(start=_served(vllm_cpu, "plain"), options=LONG),
+    "sglang-hicache": Case(start=_served(sglang_cpu, "plain", "hicache"), options=RETURNING),
 }
 
 
 def main() -> int:
-    """Run the cases; 0 where all came out as they have to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
-    parser.add_argument("--only", action="append", choices=CASES)
+    parser = arguments(__doc__, CASES)
     parser.add_argument("--runs", type=int, default=RUNS)
     given = parser.parse_args()
-    out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    model = out / "known-answers"
-    if not (model / "known_answers.json").exists():
-        run(["model", "make", str(model), *MODEL])
+    given.out.mkdir(parents=True, exist_ok=True)
+    model = known_answers(given.out / "known-answers")
     codes = [
-        _case(name, case, given.environments.resolve(), model, out, given.runs)
+        _case(name, case, given.environments, model, given.out, given.runs)
         for name, case in CASES.items()
         if not given.only or name in given.only
     ]
@@ -136,7 +109,8 @@ def _case(name: str, case: Case, environments: Path, model: Path, out: Path, run
             versus = [word for address in others for word in ("--versus", address)]
             for seed in seeds:
                 words = [target, *versus, "--known-answers", str(model), "--seed", str(seed)]
-                rows = _run([*words, *case.options], folder, name=name, seed=seed)
+                code, record = run_kvcheck(folder, "bench", "serve", *words, *case.options)
+                rows = rows_of(record, name=name, seed=seed, code=code)
                 append(out / "serve.csv", COLUMNS, rows)
                 wrong += any(row["exit_code"] == 1 for row in rows)
                 alarms += case.is_repeated and any(row["verdict"] in TOLD_APART for row in rows)
@@ -148,20 +122,7 @@ def _case(name: str, case: Case, environments: Path, model: Path, out: Path, run
     return int(bool(wrong) or alarms > MOST_ALARMS * len(seeds))
 
 
-def _run(arguments: Sequence[str], folder: Path, *, name: str, seed: int) -> list[dict[str, object]]:
-    """One run of kvcheck; its rows."""
-    runs = folder / "runs"
-    before = set(runs.iterdir()) if runs.exists() else set()
-    with (folder / "kvcheck.log").open("a", encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
-        code = run(["bench", "serve", *arguments, "--out", str(runs)])
-    new = [each for each in runs.iterdir() if each not in before] if runs.exists() else []
-    if len(new) != 1:
-        raise KvcheckError(f"kvcheck bench serve ended with {code} and left no run; see {folder / 'kvcheck.log'}")
-    return rows_of(read_record(new[0]), name=name, seed=seed, code=code)
-
-
 def rows_of(record: RunRecord, *, name: str, seed: int, code: int) -> list[dict[str, object]]:
-    """The rows of serve.csv that a record makes."""
     seen = record.evidence.observed
     return [
         {

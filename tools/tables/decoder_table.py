@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner, schedules
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
+from tools.tables.measured import measured
 
 SCENARIO, SEED, SCHEDULES = "retract-resume", 1, 24
 SHAPES = {
@@ -54,8 +54,7 @@ def found_by(outcome: Outcome) -> str:
     return f"{outcome.findings[0].oracle} {outcome.findings[0].code}" if outcome.findings else "-"
 
 
-def row(name: str, first: Plan) -> dict[str, object]:
-    """One row of the table."""
+def row(name: str, first: Plan) -> dict[str, str]:
     broken = ScheduleRunner(mutant_target(name))
     fixed = ScheduleRunner(BuiltinTarget(), workloads=broken.workloads)
     began, used, found = time.process_time(), 0, "-"
@@ -65,12 +64,11 @@ def row(name: str, first: Plan) -> dict[str, object]:
             break
     cpu_s = time.process_time() - began
     clean = sum(len(fixed.run(plan).findings) for plan in schedules(first, used))
-    values = (name, first.shape, first.decoder, found, used, f"{cpu_s:.1f}", clean)
+    values = (name, first.shape, first.decoder, found, str(used), f"{cpu_s:.1f}", str(clean))
     return dict(zip(COLUMNS, values, strict=True))
 
 
 def markdown(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The table of the page: a line for each mutant and shape."""
     lines = ["| mutant | shape | words | known answers |", "|---|---|---|---|"]
     said = {(each["mutant"], each["shape"], each["decoder"]): _cell(each) for each in rows}
     for name, shape in dict.fromkeys((each["mutant"], each["shape"]) for each in rows):
@@ -86,18 +84,10 @@ def _cell(row: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the table, and print it as the page has it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
-    path = parser.parse_args().path
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for name, first in cells():
-            writer.writerow(row(name, first))
-            stream.flush()
-    with path.open(newline="", encoding="utf-8") as stream:
-        sys.stdout.write("\n".join(markdown(list(csv.DictReader(stream)))) + "\n")
+    rows = measured(parser.parse_args().path, COLUMNS, (row(name, first) for name, first in cells()))
+    sys.stdout.write("\n".join(markdown([*rows])) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ of the folder, in its dtype; the tests' own forward pass runs them, for fp8-kv w
 values. The answer's tokens are fed back and judged at once.
 
 Invariants:
-- A row is written when it is measured: a table that is broken off is right as far as it goes.
 - A walk has as many places as the prompt has room for, less the few that would share a factor with its hops.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from itertools import product
 from math import gcd
 from pathlib import Path
 
+import pandas
 import torch
 from rigs.known_answers import forward, margins, marks, walk
 from rigs.llama_forward import as_fp8
@@ -32,6 +31,7 @@ from kvcheck.core.model.answers import answers
 from kvcheck.core.model.family import fit_digits
 from kvcheck.core.model.llama import content_room
 from kvcheck.core.model.parameters import Parameters
+from tools.tables.measured import append
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8-kv": torch.bfloat16}
 COLUMNS = (
@@ -88,7 +88,6 @@ SIZES = {"shapes": shapes, "long": long}
 
 
 def rows(parameters: Parameters, tokens: int) -> Iterator[dict[str, object]]:
-    """A row for each test of one model."""
     narrow = parameters.dtype == "fp8-kv"
     model = forward(parameters, DTYPES[parameters.dtype], as_fp8 if narrow else None)
     model.rounds_queries = narrow
@@ -112,20 +111,15 @@ def rows(parameters: Parameters, tokens: int) -> Iterator[dict[str, object]]:
         }
 
 
-def summary(measured: list[dict[str, str]]) -> list[str]:
+def summary(measured: pandas.DataFrame) -> list[str]:
     """A row of markdown for each length, dtype and test: what was measured, and the smallest margin of it."""
-    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
-    for row in measured:
-        groups.setdefault((row["length"], row["dtype"], row["test"]), []).append(row)
     lines = []
-    for group, rows_of in groups.items():
+    for group, rows_of in measured.groupby(["length", "dtype", "test"], sort=False):
         spread = (
-            ", ".join(str(size) for size in sorted({int(row[name]) for row in rows_of}))
-            for name in ("layers", "kv_heads", "group", "head_dim")
+            ", ".join(map(str, sorted(set(rows_of[name])))) for name in ("layers", "kv_heads", "group", "head_dim")
         )
-        judged, wrong = (sum(int(row[name]) for row in rows_of) for name in ("judged", "wrong"))
-        least = min(float(row["margin"]) for row in rows_of)
-        lines.append("| " + " | ".join((*group, *spread, f"{judged}", f"{wrong}", f"{least:.2f}")) + " |")
+        counts = (rows_of["judged"].sum(), rows_of["wrong"].sum(), f"{rows_of['margin'].min():.2f}")
+        lines.append("| " + " | ".join(map(str, (*group, *spread, *counts))) + " |")
     return lines
 
 
@@ -137,20 +131,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not given.out.exists()
-    with given.out.open("a", newline="", encoding="utf-8") as stream, torch.inference_mode():
-        writer = csv.DictWriter(stream, COLUMNS)
-        if fresh:
-            writer.writeheader()
+    with torch.inference_mode():
         for parameters in SIZES[given.sizes]():
             for row in rows(parameters, given.tokens):
-                writer.writerow(row)
-                stream.flush()
+                append(given.out, COLUMNS, [row])
                 sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
                 sys.stdout.flush()
-    with given.out.open(newline="", encoding="utf-8") as stream:
-        sys.stdout.write("\n".join(summary(list(csv.DictReader(stream)))) + "\n")
+    sys.stdout.write("\n".join(summary(pandas.read_csv(given.out))) + "\n")
 
 
 if __name__ == "__main__":

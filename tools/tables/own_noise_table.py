@@ -1,6 +1,6 @@
 """How often two equal servers are accused, and how often one stale page in 50 requests is missed, by simulation.
 
-    python -m tools.tables.own_noise_table [--runs 4000] [--csv FILE]
+    python -m tools.tables.own_noise_table [--runs 4000]
 
 Each row is a kind of noise; each run draws the deviations that the arms of one round would have, and asks
 `statistic.judge` as a run does, with suspects asked again. Noise that a page keeps is the worst case: what a treated
@@ -13,13 +13,11 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvcheck.core.live.own.statistic import (
     GIVE_UP,
@@ -160,21 +158,13 @@ def row(noise: Noise, runs: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=4000)
-    parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
-    rows = []
     for noise in NOISES:
-        rows.append(row(noise, given.runs))
-        sys.stdout.write("  ".join(f"{key} {value}" for key, value in rows[-1].items()) + "\n")
+        made = row(noise, given.runs)
+        sys.stdout.write("  ".join(f"{key} {value}" for key, value in made.items()) + "\n")
         sys.stdout.flush()
-    if given.csv is not None:
-        with given.csv.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, rows[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
 
 
 if __name__ == "__main__":

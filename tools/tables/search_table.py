@@ -1,14 +1,11 @@
-"""How many schedules and CPU seconds each mutant takes to be found, by size of shape and by strategy: a table.
+"""How many schedules and CPU seconds mutants that need answers of "no" take to be found, by strategy: a table.
 
-    PYTHONPATH=tests python -m tools.tables.search_table OUT.csv [--only MUTANT]... [--harder] [--seed N]
+    PYTHONPATH=tests python -m tools.tables.search_table OUT.csv [--only MUTANT]... [--seed N]
 
 Each mutant runs in the scenario of its card until the oracle of its card finds it with the code of its card, for
---schedules or --cpu at the most. The arms take turns mutant by mutant, so that a busy machine slows all of them. The
-fixed build then runs the schedules of each.
-
---harder takes the mutants that need answers of "no", in their micro shapes, under every strategy. "within" is the
-exploration of the workload that tests/mutants/test_late.py names, in its order; the other strategies begin at schedule
-0 of the cell.
+--schedules or --cpu at the most. The strategies take turns mutant by mutant, so that a busy machine slows all of them.
+The fixed build then runs the schedules of each. Shapes are micro. "within" is the exploration of the workload that
+tests/mutants/test_late.py names, in its order; the other strategies begin at schedule 0 of the cell.
 
 Invariants:
 - schedules: the first that failed so, counted from 1; "" where none did. tried: how many ran. cpu_s: of the mutant's
@@ -19,10 +16,9 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
@@ -34,24 +30,22 @@ from kvcheck.core.run.plan import Plan
 from kvcheck.core.run.turns import Exploration
 from kvcheck.core.stress.runner import ScheduleRunner, schedules
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
-from kvcheck.core.stress.workload import WORDS
-from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
+from kvcheck.core.stress.targets.mutants import mutant, mutant_target
+from tools.tables.measured import measured
 
 WITHIN = "within"
-"""The arm that runs an exploration."""
-ARMS = (("tiny", "portfolio"), ("micro", "portfolio"), ("micro", "answers"))
-HARDER_ARMS = tuple(("micro", each) for each in ("eager", "lazy", "delay", "random", "portfolio", "answers", WITHIN))
+"""The strategy that runs an exploration."""
+STRATEGIES = ("eager", "lazy", "delay", "random", "portfolio", "answers", WITHIN)
 COLUMNS = ("mutant", "shape", "strategy", "bound", "code", "schedules", "tried", "cpu_s", "other", "fixed")
 
 Row = dict[str, str]
 Run = Callable[[Plan], Outcome]
 
 
-def outcomes(name: str, arm: tuple[str, str], seed: int, most: int, run: Run) -> Iterator[Outcome]:
-    """The schedules of an arm, one after another, each as `run` runs it."""
-    card, (size, strategy) = mutant(name), arm
-    shape = f"{card.shape.rpartition('-')[0]}-{size}"
+def outcomes(name: str, strategy: str, seed: int, most: int, run: Run) -> Iterator[Outcome]:
+    """The schedules of a strategy, one after another, each as `run` runs it."""
+    card = mutant(name)
+    shape = f"{card.shape.rpartition('-')[0]}-micro"
     if strategy == WITHIN:
         yield from explored(exploration_of(name), most, run)
         return
@@ -60,7 +54,6 @@ def outcomes(name: str, arm: tuple[str, str], seed: int, most: int, run: Run) ->
 
 
 def explored(exploration: Exploration, most: int, run: Run) -> Iterator[Outcome]:
-    """The runs of an exploration, in its order."""
     for _ in range(most):
         if (plan := exploration.next()) is None:
             return
@@ -69,13 +62,13 @@ def explored(exploration: Exploration, most: int, run: Run) -> Iterator[Outcome]
         yield outcome
 
 
-def row(name: str, arm: tuple[str, str], healthy: Callable[[Plan], int], *, seed: int, most: int, cpu_s: float) -> Row:
+def row(name: str, strategy: str, healthy: Callable[[Plan], int], *, seed: int, most: int, cpu_s: float) -> Row:
     """One row of the table. healthy: how many findings the fixed build has in a schedule."""
     card = mutant(name)
     broken = ScheduleRunner(mutant_target(name))
     plans: list[Plan] = []
     began, found, other = time.process_time(), "", ""
-    for outcome in outcomes(name, arm, seed, most, broken.run):
+    for outcome in outcomes(name, strategy, seed, most, broken.run):
         plans.append(outcome.plan)
         if any((each.code, each.oracle) == (card.code, card.killed_by) for each in outcome.findings):
             found = str(len(plans))
@@ -87,75 +80,56 @@ def row(name: str, arm: tuple[str, str], healthy: Callable[[Plan], int], *, seed
     clean = sum(map(healthy, plans))
     bound = card.within if card.within else ""
     shape = plans[0].shape
-    values = (name, shape, arm[1], bound, card.code, found, len(plans), f"{spent:.2f}", other, clean)
+    values = (name, shape, strategy, bound, card.code, found, len(plans), f"{spent:.2f}", other, clean)
     return {key: str(value) for key, value in zip(COLUMNS, values, strict=True)}
 
 
-def summary(rows: Sequence[Row], arms: Iterable[tuple[str, str]] = ARMS) -> list[str]:
-    """A line of markdown for each arm."""
+def summary(rows: Sequence[Row]) -> list[str]:
     lines = [
         "| size | strategy | found | schedules, median | CPU s, mean | CPU s, median |",
         "|---|---|---|---|---|---|",
     ]
-    for size, strategy in arms:
-        own = [each for each in rows if each["shape"].endswith(size) and each["strategy"] == strategy]
+    for strategy in STRATEGIES:
+        own = [each for each in rows if each["strategy"] == strategy]
         hits = [int(each["schedules"]) for each in own if each["schedules"]]
         cpu = [float(each["cpu_s"]) for each in own]
         said = f"{median(hits):g} | {mean(cpu):.2f} | {median(cpu):.2f}" if hits else "n/a | n/a | n/a"
-        lines.append(f"| {size} | {strategy} | {len(hits)} of {len(own)} | {said} |")
+        lines.append(f"| micro | {strategy} | {len(hits)} of {len(own)} | {said} |")
     return lines
 
 
 def by_mutant(rows: Sequence[Row]) -> list[str]:
     """A line of markdown for each mutant: by strategy, the schedules that it took and their CPU seconds."""
-    names = [strategy for _, strategy in HARDER_ARMS]
-    lines = [f"| mutant | bound | {' | '.join(names)} |", f"|{'---|' * (len(names) + 2)}"]
+    lines = [f"| mutant | bound | {' | '.join(STRATEGIES)} |", f"|{'---|' * (len(STRATEGIES) + 2)}"]
     for name in dict.fromkeys(each["mutant"] for each in rows):
         own = {each["strategy"]: each for each in rows if each["mutant"] == name}
         cells = [f"{each['schedules'] or '> ' + each['tried']} ({float(each['cpu_s']):.1f} s)" for each in own.values()]
-        lines.append(f"| `{name}` | {own[names[0]]['bound']} | {' | '.join(cells)} |")
+        lines.append(f"| `{name}` | {own[STRATEGIES[0]]['bound']} | {' | '.join(cells)} |")
     return lines
 
 
-def easy(names: Iterable[str]) -> list[str]:
-    """Those with a shape in both sizes that words show."""
-    return [
-        name
-        for name in names
-        if mutant(name).decoder == WORDS
-        and mutant(name).shape.endswith("-tiny")
-        and f"{mutant(name).shape.removesuffix('-tiny')}-micro" in MICRO_SHAPES
-    ]
-
-
 def main() -> None:
-    """Write the table, and print it, or a line for each arm."""
+    """Write the table, and print it with a line for each strategy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", action="append", choices=sorted(MUTANTS))
-    parser.add_argument("--harder", action="store_true")
+    parser.add_argument("--only", action="append", choices=sorted(WORKLOADS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schedules", type=int, default=40)
     parser.add_argument("--cpu", type=float, default=60.0)
     given = parser.parse_args()
-    arms = HARDER_ARMS if given.harder else ARMS
-    chosen = [each for each in given.only or sorted(MUTANTS) if (each in WORKLOADS) == given.harder]
-    fixed, rows = ScheduleRunner(BuiltinTarget()), list[Row]()
+    fixed = ScheduleRunner(BuiltinTarget())
 
     @cache
     def healthy(plan: Plan) -> int:
         return len(fixed.run(plan).findings)
 
-    with given.out.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for name in chosen if given.harder else easy(chosen):
-            for arm in arms:
-                rows.append(row(name, arm, healthy, seed=given.seed, most=given.schedules, cpu_s=given.cpu))
-                writer.writerow(rows[-1])
-                stream.flush()
-    lines = [*by_mutant(rows), "", *summary(rows, arms)] if given.harder else summary(rows)
-    sys.stdout.write("\n".join(lines) + "\n")
+    rows = (
+        row(name, strategy, healthy, seed=given.seed, most=given.schedules, cpu_s=given.cpu)
+        for name in given.only or sorted(WORKLOADS)
+        for strategy in STRATEGIES
+    )
+    made = [*measured(given.out, COLUMNS, rows)]
+    sys.stdout.write("\n".join([*by_mutant(made), "", *summary(made)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from statistics import median
 
 from rigs.llama_forward import Cache
 from rigs.qwen3_next_forward import Qwen3NextForward
@@ -21,7 +20,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers
 from kvcheck.core.model.parameters import Parameters
-from tools.tables.damage_naming import state_is_named
+from tools.tables.damage_naming import found_row, state_is_named
 
 MOST_FIRST = 5  # answers before the damage, and at least 2
 READ_PARTS = 32  # tokens of the prompt's first part
@@ -64,63 +63,51 @@ class Trial:
         """The KV head that `head` of the state belongs to."""
         return self.head * self.own.parameters.kv_heads // self.own.kept[0].values[self.layer].shape[0]
 
-    def _old(self, back: int = 1) -> Cache:
-        return self.own.kept[self.first - back]
+    @property
+    def old(self) -> Cache:
+        """One answer earlier."""
+        return self.own.kept[self.first - 1]
 
-    def _foreign(self) -> Cache:
+    @property
+    def foreign(self) -> Cache:
+        """Of the other request."""
         return self.other.kept[self.first]
 
-    def zero(self) -> None:
+    def state_zero(self) -> None:
         self.cache.values[self.layer].zero_()
 
-    def foreign(self) -> None:
-        self.cache.values[self.layer].copy_(self._foreign().values[self.layer])
+    def state_from(self, source: Cache) -> None:
+        self.cache.values[self.layer].copy_(source.values[self.layer])
 
-    def foreign_with_window(self) -> None:
-        self.foreign()
-        self.window_foreign()
+    def head_from(self, source: Cache) -> None:
+        self.cache.values[self.layer][self.head] = source.values[self.layer][self.head]
 
-    def one_step_old(self) -> None:
-        self.cache.values[self.layer].copy_(self._old().values[self.layer])
-
-    def one_step_old_with_window(self) -> None:
-        self.one_step_old()
-        self.window_one_step_old()
-
-    def updated_twice(self) -> None:
-        again = self.cache.copy()
-        again.keys[self.layer] = self._old().keys[self.layer].clone()
-        self.own.model.step(self.own.expected[self.first - 1 : self.first], again)
-        self.cache.values[self.layer].copy_(again.values[self.layer])
-
-    def twice_as_strong(self) -> None:
-        self.cache.values[self.layer] *= 2
-
-    def half_as_strong(self) -> None:
-        self.cache.values[self.layer] *= 0.5
-
-    def one_head_zero(self) -> None:
+    def head_zero(self) -> None:
         self.cache.values[self.layer][self.head] = 0
-
-    def one_head_foreign(self) -> None:
-        self.cache.values[self.layer][self.head] = self._foreign().values[self.layer][self.head]
-
-    def one_head_one_step_old(self) -> None:
-        self.cache.values[self.layer][self.head] = self._old().values[self.layer][self.head]
 
     def window_zero(self) -> None:
         self.cache.keys[self.layer].zero_()
 
-    def window_foreign(self) -> None:
-        self.cache.keys[self.layer].copy_(self._foreign().keys[self.layer])
+    def window_from(self, source: Cache) -> None:
+        self.cache.keys[self.layer].copy_(source.keys[self.layer])
 
-    def window_one_step_old(self) -> None:
-        self.cache.keys[self.layer].copy_(self._old().keys[self.layer])
+    def with_window_from(self, source: Cache) -> None:
+        self.state_from(source)
+        self.window_from(source)
+
+    def state_times(self, factor: float) -> None:
+        self.cache.values[self.layer] *= factor
+
+    def updated_twice(self) -> None:
+        again = self.cache.copy()
+        again.keys[self.layer] = self.old.keys[self.layer].clone()
+        self.own.model.step(self.own.expected[self.first - 1 : self.first], again)
+        self.state_from(again)
 
     def not_cleared(self) -> None:
         """The state begins as that of an earlier request."""
         model = self.own.model
-        model.left_over[self.layer] = self._foreign().values[self.layer]
+        model.left_over[self.layer] = self.foreign.values[self.layer]
         self._read_again(Cache(), 0)
         del model.left_over[self.layer]
 
@@ -146,57 +133,51 @@ class Trial:
         self.cache, self.first = cache, 0
 
 
-WHOLE: tuple[Callable[[Trial], None], ...] = (
-    Trial.zero,
-    Trial.foreign,
-    Trial.foreign_with_window,
-    Trial.one_step_old,
-    Trial.one_step_old_with_window,
-    Trial.updated_twice,
-    Trial.twice_as_strong,
-    Trial.half_as_strong,
-    Trial.window_zero,
-    Trial.window_foreign,
-    Trial.window_one_step_old,
-    Trial.not_cleared,
-    Trial.last_part_not_applied,
-    Trial.window_zero_between_parts,
-)
-ONE_HEAD = (Trial.one_head_zero, Trial.one_head_foreign, Trial.one_head_one_step_old)
+WHOLE: dict[str, Callable[[Trial], None]] = {
+    "zero": Trial.state_zero,
+    "foreign": lambda trial: trial.state_from(trial.foreign),
+    "foreign_with_window": lambda trial: trial.with_window_from(trial.foreign),
+    "one_step_old": lambda trial: trial.state_from(trial.old),
+    "one_step_old_with_window": lambda trial: trial.with_window_from(trial.old),
+    "updated_twice": Trial.updated_twice,
+    "twice_as_strong": lambda trial: trial.state_times(2),
+    "half_as_strong": lambda trial: trial.state_times(0.5),
+    "window_zero": Trial.window_zero,
+    "window_foreign": lambda trial: trial.window_from(trial.foreign),
+    "window_one_step_old": lambda trial: trial.window_from(trial.old),
+    "not_cleared": Trial.not_cleared,
+    "last_part_not_applied": Trial.last_part_not_applied,
+    "window_zero_between_parts": Trial.window_zero_between_parts,
+}
+ONE_HEAD: dict[str, Callable[[Trial], None]] = {
+    "one_head_zero": Trial.head_zero,
+    "one_head_foreign": lambda trial: trial.head_from(trial.foreign),
+    "one_head_one_step_old": lambda trial: trial.head_from(trial.old),
+}
 
 
 def state_rows(asked: Mapping[str, list[StateQuestion]], trials: int, rng: Rng) -> Iterator[dict[str, object]]:
-    """A row for each damage, layer and test."""
     model = asked["walk"][0].model
     layers = [layer for layer in range(int(str(model.config["num_hidden_layers"]))) if model.is_state(layer)]
-    for damage in (*WHOLE, *ONE_HEAD):
+    for damage in WHOLE | ONE_HEAD:
         for layer in layers:
             for test, questions in asked.items():
-                yield _row(questions, damage, layer, trials, rng) | {"damage": f"state_{damage.__name__}", "test": test}
+                yield _row(questions, damage, layer, trials, rng) | {"damage": f"state_{damage}", "test": test}
 
 
-def _row(
-    asked: list[StateQuestion], damage: Callable[[Trial], None], layer: int, trials: int, rng: Rng
-) -> dict[str, object]:
-    steps, right, tried = [], 0, 0
+def _row(asked: list[StateQuestion], damage: str, layer: int, trials: int, rng: Rng) -> dict[str, object]:
+    found: list[tuple[int, bool]] = []
+    tried = 0
     for number in range(trials):
         own, other = asked[number % len(asked)], asked[(number + 1) % len(asked)]
         trial = Trial(own, other, layer, rng)
-        damage(trial)
+        (WHOLE | ONE_HEAD)[damage](trial)
         if not trial.cache.differs(own.kept[trial.first]):
             continue
         tried += 1
-        wrong = own.first_wrong(trial.cache, trial.first)
-        if wrong is not None:
+        if (wrong := own.first_wrong(trial.cache, trial.first)) is not None:
             step, said = wrong
-            steps.append(step)
             head = trial.kv_head if damage in ONE_HEAD else None
-            right += state_is_named(own.parameters, said, own.expected[trial.first + step], layer, head)
-    return {
-        "heads": "one" if damage in ONE_HEAD else "all",
-        "layer": layer,
-        "trials": tried,
-        "found": len(steps),
-        "median_step": median(steps) if steps else "",
-        "named": right,
-    }
+            expected = own.expected[trial.first + step]
+            found.append((step, state_is_named(own.parameters, said, expected, layer, head)))
+    return found_row("one" if damage in ONE_HEAD else "all", layer, tried, found)

@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import sys
 import time
@@ -29,6 +28,7 @@ from kvcheck.core.stress.delayed import Rates, device_plans, run_both
 from kvcheck.core.stress.mutant_trials import JUDGE, judge
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
+from tools.tables.measured import measured
 
 SEED, SCHEDULES = 1, 32
 COLUMNS = (
@@ -58,7 +58,6 @@ def first_delay(plan: Plan) -> Plan | None:
 
 
 def row_of(name: str, runs: int) -> dict[str, object]:
-    """One line of the table."""
     card, began = mutant(name), time.process_time()
     plan = Plan(scenario=card.scenario, shape=card.shape, decoder=card.decoder, strategy=card.strategy, seed=SEED)
     found = judge(plan, card, SCHEDULES, target_of, device="threads", workloads=Workloads())
@@ -91,19 +90,13 @@ def rows(only: list[str], runs: int) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    """Write the table, and print each line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--only", action="append", default=[])
     given = parser.parse_args()
-    with given.out.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for row in rows(given.only, given.runs):
-            writer.writerow(row)
-            stream.flush()
-            sys.stdout.write(f"{row}\n")
+    for row in measured(given.out, COLUMNS, rows(given.only, given.runs)):
+        sys.stdout.write(f"{row}\n")
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ class RunRecord:
     identity: Identity | None = None
 
     def to_json(self) -> str:
-        return json.dumps(_plain(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(to_plain(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def check_run_id(run_id: str) -> None:
@@ -322,6 +322,8 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
 
+# Not msgspec: for a dataclass it accepts unknown keys, and lets keys with a default be missing. Nor is it in the
+# environment of every engine, where probes read the same types.
 def value_from(kind: Any, raw: object, where: str) -> Any:
     """Parse JSON data into the annotated type `kind`. Raises ValueError that names the place `where`."""
     return _reader(kind)(raw, where)
@@ -389,16 +391,12 @@ def _checked(raw: object, where: str, room: int) -> object:
 
 
 def to_plain(value: object) -> object:
-    return _plain(value)
-
-
-def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {row.name: _plain(getattr(value, row.name)) for row in dataclasses.fields(value)}
+        return {row.name: to_plain(getattr(value, row.name)) for row in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.server_facts import KINDS
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Tier
@@ -33,6 +34,9 @@ class Observed:
     def add(self, kind: str, count: int, source: str) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + count
         self.sources.setdefault(kind, source)
+
+    def evidence(self, *, events: int, requests: int) -> Evidence:
+        return Evidence(schedules=1, events=events, requests=requests, observed=dict(sorted(self.counts.items())))
 
 
 def observe(

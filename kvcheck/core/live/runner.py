@@ -1,7 +1,7 @@
 """LiveRunner: sends rounds to one server with a known-answer model, and judges the answers.
 
 Invariants:
-- A server without one right first token to a cold request is a UsageError; nothing is judged before.
+- A server without one right first token to a cold walk is a UsageError; nothing is judged before.
 - A round with unjudged requests and no finding has reasons and is no pass.
 """
 
@@ -27,8 +27,8 @@ from kvcheck.core.live.judge import judge_round
 from kvcheck.core.live.judge.round import by_chance
 from kvcheck.core.live.judge.steps import SentPrompts
 from kvcheck.core.live.judge.verdicts import Counts, Judgement, ServerSetting, Wrong, finding
-from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.line import LivePlan, OwnPlan
+from kvcheck.core.live.questions import Questions, Subject
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
 from kvcheck.core.live.sending import RequestSender, new_rid, typical_s
@@ -99,22 +99,40 @@ class LiveRunner:
         self._sender: RequestSender | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
-        """Send cold walks until one has a right first token; they are judged with the first round. Raises
-        UsageError."""
-        self._served = served
-        questions = self._questions(names, served.longest or self._alphabet.parameters.length)
-        rng = Rng(names)
-        for tries in range(1, COLD_TRIES + 1):
-            question = questions.put(rng, questions.walk(rng, COLD_PLACES), COLD_TOKENS)
+        """Send cold walks until one has a right first token. They are judged with the first round. Raises UsageError
+        if none has."""
+        self._served, self._draws = served, Rng(names)
+        self._cold_questions = self._questions(names, served.longest or self._alphabet.parameters.length)
+        if not self._is_right_cold(self._walk):
+            last = self._cold[-1]
+            raise _other_model("requests", last.sending.question, last.answer)
+        self._typical_s = typical_s([self._cold[-1].answer])
+
+    def check_positions(self) -> None:
+        """Send cold position tests, where a model with another distance or window differs. Raises UsageError if none
+        has a right first token and a walk after them does: an engine with a fault errs in both."""
+        questions = self._cold_questions
+        if questions.has_marks and not self._is_right_cold(lambda: questions.marks(self._draws)):
+            last = self._cold[-1]
+            if self._is_right_cold(self._walk, tries=1):
+                raise _other_model("position tests", last.sending.question, last.answer)
+
+    def _walk(self) -> Subject:
+        return self._cold_questions.walk(self._draws, COLD_PLACES)
+
+    def _is_right_cold(self, draw: Callable[[], Subject], tries: int = COLD_TRIES) -> bool:
+        """Send cold requests until one has a right first token."""
+        for _ in range(tries):
+            question = self._cold_questions.put(self._draws, draw(), COLD_TOKENS)
             sending = Sending(question=question, rid=new_rid())
             answer = self._client.ask(sending)
-            check_cold(question, answer, is_last=tries == COLD_TRIES)
-            _check_half(served, question, answer)
+            check_cold(question, answer)
+            _check_half(self._served, question, answer)
             self._cold.append(Exchange(sending, answer))
             self._next += 1
-            if answer.tokens[:1] == question.expected[:1]:
-                break
-        self._typical_s = typical_s([answer])
+            if answer.tokens[0] == question.expected[0]:
+                return True
+        return False
 
     def run(
         self,
@@ -212,12 +230,10 @@ class LiveRunner:
             () if is_whole else (f"{plan.cell}: round {plan.round + 1} was cut short, and is judged as far as it came",)
         )
         return RoundResult(
-            evidence=Evidence(
-                schedules=1, events=len(exchanges), requests=judged.requests, observed=dict(sorted(seen.counts.items()))
-            ),
+            evidence=seen.evidence(events=len(exchanges), requests=judged.requests),
             sources=seen.sources,
             moved=seen.moved,
-            findings=tuple(_placed(each, plan) for each in findings),
+            findings=tuple(placed(each, plan) for each in findings),
             reasons=tuple(reasons),
             notes=(*cut, *judged.notes, *_told_once(troubles), *trouble, *beside.notes),
             elsewhere=beside.elsewhere,
@@ -258,27 +274,36 @@ class LiveRunner:
         return Questions(self._alphabet, longest=longest, names=names, first=self._next)
 
 
-def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
-    """Raise UsageError if a cold request was not answered, or at the last try its first token is wrong. A server whose
-    later tokens are wrong is judged."""
+def check_cold(question: Question, answer: Answer) -> None:
+    """Raise UsageError if a cold request was not answered. A server whose tokens are wrong is judged."""
+    expected = "a server that takes token ids and serves the folder that --known-answers names"
+    check_answered(question, answer, expected, is_answered=answer.end is End.DONE)
+    if not answer.tokens:
+        raise _other_model("requests", question, answer)
+
+
+def check_answered(question: Question, answer: Answer, expected: str, *, is_answered: bool) -> None:
+    """Raise UsageError for a cold request without an answer, or read as another prompt. expected: of the server."""
     if answer.end in (End.UNREACHED, End.SILENT):
         raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
-    if answer.end is not End.DONE:
+    if not is_answered:
         raise UsageError(
             f"one cold request of {len(question.ids)} tokens was not answered ({answer.end.value}): {answer.reason}; "
-            "expected a server that takes token ids and serves the folder that --known-answers names"
+            f"expected {expected}"
         )
     if answer.prompt_tokens not in (None, len(question.ids)):
         raise UsageError(
             f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(question.ids)}: it adds or drops "
             "tokens; ask it by token ids, without a template and without special tokens"
         )
-    if not answer.tokens or (is_last and answer.tokens[0] != question.expected[0]):
-        got, expected = list(answer.tokens[:COLD_TOKENS]), list(question.expected)
-        raise UsageError(
-            f"the server does not serve this model: {COLD_TRIES} cold requests were answered wrongly from the first "
-            f"token on, the last one {got}, expected {expected}; start it with the folder that --known-answers names"
-        )
+
+
+def _other_model(kind: str, question: Question, answer: Answer) -> UsageError:
+    got, expected = list(answer.tokens[:COLD_TOKENS]), list(question.expected)
+    return UsageError(
+        f"the server does not serve this model: {COLD_TRIES} cold {kind} were answered wrongly from the first "
+        f"token on, the last one {got}, expected {expected}; start it with the folder that --known-answers names"
+    )
 
 
 def _check_half(served: Served, question: Question, answer: Answer) -> None:
@@ -311,9 +336,9 @@ def _may_have_retracted(client: Client, before: Counters | None, after: Counters
     return not known or any(after[name] != before.get(name, 0.0) for name in known)
 
 
-def _placed(found: Finding, plan: LivePlan) -> Finding:
+def placed(found: Finding, plan: LivePlan | OwnPlan) -> Finding:
     line = plan.line()
-    scenario, _, shape = plan.cell.partition("/")
+    scenario, _, shape = plan.cell.rpartition("/")
     return dataclasses.replace(found, scenario=scenario, shape=shape, schedule=line, replay=f"kvcheck replay '{line}'")
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from kvcheck.core.model.decoder import tensors_around
 from kvcheck.core.model.deepseek_v3 import (
-    HEAD_DIM,
+    DEEPSEEK_V3,
     ROPE_DIM,
     attention,
     into_latent,
@@ -28,7 +29,6 @@ from kvcheck.core.model.deepseek_v3 import (
 )
 from kvcheck.core.model.deepseek_v3 import config as v3_config
 from kvcheck.core.model.deepseek_v3 import room as v3_room
-from kvcheck.core.model.family import Family
 from kvcheck.core.model.lookups import Slots
 from kvcheck.core.model.parameters import Parameters
 from kvcheck.core.model.registers import HELD_CONSTANT, NORMED, Registers, Weights
@@ -154,13 +154,4 @@ def _position(registers: Registers, slots: Slots, layer: int, key: Weights, quer
         away[:, CONSTANTS, column] = AWAY / len(CONSTANTS) / NORMED
 
 
-DEEPSEEK_V32 = Family(
-    tensors=tensors,
-    config=config,
-    slots=slots,
-    room=room,
-    group=1,
-    head_dim=HEAD_DIM,
-    fixed=frozenset({"group", "head_dim"}),
-    top_k=TOP_K,
-)
+DEEPSEEK_V32 = replace(DEEPSEEK_V3, tensors=tensors, config=config, room=room, top_k=TOP_K)

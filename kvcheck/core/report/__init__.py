@@ -17,11 +17,9 @@ from kvcheck.core.report.gate.result import GateResult
 
 if TYPE_CHECKING:
     from kvcheck.core.report.comparison.changes import Changes
-    from kvcheck.core.report.comparison.compare import ComparisonWriter
+    from kvcheck.core.report.comparison.compare import Comparison
 
-Writer = Callable[[RunRecord, Path], None]
-
-WRITERS: Registry[Writer] = Registry(
+WRITERS: Registry[Callable[[RunRecord, Path], None]] = Registry(
     "format",
     {
         "json": (
@@ -49,42 +47,36 @@ WRITERS: Registry[Writer] = Registry(
     },
 )
 
-GateWriter = Callable[[GateResult, Path], None]
-
-GATE_WRITERS: Registry[GateWriter] = Registry(
+GATE_WRITERS: Registry[Callable[[GateResult, Path], None]] = Registry(
     "format of the gate",
     {
         "json": "kvcheck.core.report.gate.result:write_json",
         "md": (
-            "kvcheck.core.report.gate.text:write",
+            "kvcheck.core.report.gate.pages:write_markdown",
             "Writes a Markdown page: of a gate's result, or of several runs that kvcheck report compares.",
         ),
-        "html": "kvcheck.core.report.gate.to_html:write",
-        "junit": "kvcheck.core.report.ci.to_junit:write_gate",
-        "github": "kvcheck.core.report.ci.to_github:write_gate",
-        "gitlab": "kvcheck.core.report.ci.to_gitlab:write_gate",
-        "sarif": "kvcheck.core.report.ci.to_sarif:write_gate",
+        "html": "kvcheck.core.report.gate.pages:write",
+        "junit": "kvcheck.core.report.ci.to_junit:write",
+        "github": "kvcheck.core.report.ci.to_github:write",
+        "gitlab": "kvcheck.core.report.ci.to_gitlab:write",
+        "sarif": "kvcheck.core.report.ci.to_sarif:write",
     },
 )
 
-COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
+COMPARISON_WRITERS: Registry[Callable[[Comparison, Path], None]] = Registry(
     "format of a comparison",
     {
         "csv": "kvcheck.core.report.comparison.to_csv:write",
-        "md": "kvcheck.core.report.comparison.to_md:write",
-        "html": "kvcheck.core.report.comparison.to_html:write",
+        "md": "kvcheck.core.report.comparison.pages:write_markdown",
+        "html": "kvcheck.core.report.comparison.pages:write",
     },
 )
 
-ChangesWriter = Callable[["Changes", Path], None]
-
-CHANGES_WRITERS: Registry[ChangesWriter] = Registry(
+CHANGES_WRITERS: Registry[Callable[[Changes, Path], None]] = Registry(
     "format of changes", {"json": "kvcheck.core.report.comparison.changes:write_json"}
 )
 
-StoryWriter = Callable[[Finding, Path], None]
-
-STORY_WRITERS: Registry[StoryWriter] = Registry(
+STORY_WRITERS: Registry[Callable[[Finding, Path], None]] = Registry(
     "format of a story",
     {"perfetto": ("kvcheck.core.report.to_perfetto:write", "Writes a trace: lanes as threads, waits as arrows.")},
 )
@@ -105,6 +97,11 @@ ENDINGS = {"junit": "junit.xml", "github": "github.txt", "gitlab": "gitlab.json"
 
 STDOUT = Path("-")
 """Path of stdout, for the format github only."""
+
+
+def one_file(format_name: str, path: Path) -> Path:
+    """Return the file of a format that writes a single one: `path`, or its usual name in that folder."""
+    return path / FILES[format_name][0] if path.is_dir() else path
 
 
 def destinations(format_name: str, path: Path) -> tuple[Path, ...]:

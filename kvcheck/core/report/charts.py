@@ -1,4 +1,4 @@
-"""Charts of a page, as SVG elements: words verified per buffer, and the cost of a case over its sizes.
+"""Charts of a page, as SVG elements: the cost of a case over its sizes, the lanes of a story.
 
 Invariants:
 - Text stays text: searchable and copyable. A name is never parsed as a formula.
@@ -11,10 +11,11 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 with contextlib.chdir(Path(__file__).parent):  # matplotlib reads a matplotlibrc of the current folder
     from matplotlib import rc_context, rcParamsDefault
@@ -22,14 +23,17 @@ with contextlib.chdir(Path(__file__).parent):  # matplotlib reads a matplotlibrc
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
 
+import numpy as np
+
 from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Story
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.report.prices import size_key, time_text
+from kvcheck.core.report.prices import is_check, rate_text, size_key, time_text
+from kvcheck.core.report.story_text import is_pending, lane_letter, lanes_of
 
 BAR_COLOUR = "#0072b2"
 # Mid grey can be read on white and on black; the page gives the text its own colour.
 TEXT_COLOUR = "#808080"
-SHOWN_BUFFERS = 40
 NAME_CHARS = 48
 
 SETTINGS = rcParamsDefault | {
@@ -40,25 +44,12 @@ SETTINGS = rcParamsDefault | {
 }
 STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#8c6d00", "v"), ("#56b4e9", "P"))
 """Colour and marker of a line; the colours of Okabe and Ito are distinct to most colour-blind people."""
+STEP, LANE, NARROW, MOST_WIDE = 38, 46, 30, 6
+"""Height of a step of a story, width of a lane, its width beyond MOST_WIDE lanes, all in pixels."""
+SHAPES = {WRITE: "s", READ: "o", HOST: "D", MESSAGE: ">"}
+"""Markers of a story's steps by their kind."""
+MISSING = "#d1242f"
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-
-
-def words_svg(words: Mapping[str, int]) -> str:
-    rows = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_BUFFERS]
-    if not rows:
-        return ""
-    with rc_context(SETTINGS):
-        figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)), facecolor="none")
-        axes = figure.add_subplot(facecolor="none")
-        bars = axes.barh(range(len(rows)), [float(count) for _, count in rows], color=BAR_COLOUR, height=0.62)
-        axes.bar_label(bars, labels=[f"{count:,}" for _, count in rows], padding=4, color=TEXT_COLOUR)
-        axes.set_yticks(range(len(rows)), [_short(name) for name, _ in rows], color=TEXT_COLOUR)
-        axes.set_xticks([])
-        axes.set_xlim(0, max(1, rows[0][1]) * 1.18)  # room for the number at the end of the longest bar
-        axes.tick_params(length=0)
-        axes.invert_yaxis()
-        axes.spines[:].set_visible(False)
-        return _drawn(figure)
 
 
 def cost_svg(rows: Sequence[BenchRow]) -> str:
@@ -106,6 +97,71 @@ def cost_svg(rows: Sequence[BenchRow]) -> str:
         return _drawn(figure)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Cost of an arm over its sizes: a part per call (fixed) and a part per byte (rate)."""
+
+    arm: str
+    fixed: str
+    rate: str
+    sizes: str
+
+
+def curves(rows: Sequence[BenchRow]) -> list[Curve]:
+    """Fit arms that were measured at three sizes or more, small sizes counting as much as large ones."""
+    by_arm: dict[str, list[BenchRow]] = {}
+    for row in sorted(rows, key=size_key):
+        if row.bytes is not None and not is_check(row):
+            by_arm.setdefault(f"{row.case} {row.arm}", []).append(row)
+    found = []
+    for arm, each in by_arm.items():
+        if len(each) < 3:
+            continue
+        sizes, times = np.array([float(row.bytes or 0) for row in each]), np.array([row.us.est for row in each])
+        fixed, rate = "n/a (a time is 0)", "n/a (no slope)"
+        if times.min() > 0:
+            weights = (times.min() / times) ** 2  # relative to the largest, so none is infinite
+            size, time = np.average(sizes, weights=weights), np.average(times, weights=weights)
+            spread = np.average((sizes - size) ** 2, weights=weights) or 1.0
+            slope = np.average((sizes - size) * (times - time), weights=weights) / spread
+            fixed = time_text(max(0.0, float(time - slope * size)))
+            rate = rate_text(1, float(slope)) if slope > 0 else rate
+        found.append(Curve(arm=arm, fixed=fixed, rate=rate, sizes=", ".join(row.size for row in each)))
+    return found
+
+
+def story_svg(story: Story) -> str:
+    """Draw lanes from left to right, time downwards, and waits as arrows; a missing wait is dashed and named."""
+    lanes, steps = lanes_of(story), story.steps
+    wide = LANE if len(lanes) <= MOST_WIDE else NARROW
+    with rc_context(SETTINGS):
+        figure = Figure(figsize=((wide * (len(lanes) + 1)) / 72, (26 + STEP * len(steps)) / 72), facecolor="none")
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set_axis_off()
+        axes.set(xlim=(-1, len(lanes)), ylim=(len(steps) - 0.5, -0.5 - 26 / STEP))
+        for at in range(len(lanes)):
+            axes.vlines(at, -0.6, len(steps) - 0.6, color=TEXT_COLOUR, linewidth=0.5)
+            axes.text(at, -0.75, lane_letter(at), color=TEXT_COLOUR, ha="center", size=12)
+        for at, step in enumerate(steps):
+            x = lanes.index(step.lane)
+            axes.text(-0.75, at, str(at + 1), color=TEXT_COLOUR, ha="right", va="center", size=12)
+            later = [row for row in range(at + 1, len(steps)) if is_pending(step, steps[row].begin)]
+            if later:
+                axes.vlines(x, at, later[-1] + 0.4, color=TEXT_COLOUR, linewidth=6, alpha=0.4)
+            rim, fill = (MISSING if step.is_wrong else BAR_COLOUR), ("none" if step.kind == READ else BAR_COLOUR)
+            axes.plot(x, at, SHAPES[step.kind], color=fill, markeredgecolor=rim, markeredgewidth=2.2, markersize=12)
+        for edge in sorted(story.edges, key=lambda edge: edge.is_missing):
+            ends = [(lanes.index(steps[at].lane), at) for at in (edge.source, edge.target)]
+            colour, style = (MISSING, "--") if edge.is_missing else (TEXT_COLOUR, "-")
+            arrow = {"arrowstyle": "->", "color": colour, "linestyle": style, "linewidth": 1.6}
+            bent = {"shrinkA": 8, "shrinkB": 8, "connectionstyle": "arc3,rad=0.2"}
+            axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow | bent)
+            if edge.is_missing:
+                (x1, y1), (x2, y2) = ends
+                axes.text((x1 + x2) / 2, (y1 + y2) / 2, "no wait", color=MISSING, ha="center", weight="bold", size=12)
+        return re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', _drawn(figure, bbox=None), count=2)
+
+
 def _lines(rows: Sequence[BenchRow], sizes: Sequence[str]) -> dict[tuple[str, bool], dict[int, Interval]]:
     """Times by index of the size, for arms and then baselines with two sizes or more."""
     found: dict[tuple[str, bool], dict[int, Interval]] = {}
@@ -127,11 +183,9 @@ def _is_placed(value: float | None) -> TypeGuard[float]:
     return value is not None and 1e-6 < value < 1e15
 
 
-def _drawn(figure: Figure) -> str:
+def _drawn(figure: Figure, bbox: Literal["tight"] | None = "tight") -> str:
     stream = io.StringIO()
-    FigureCanvasSVG(figure).print_figure(
-        stream, format="svg", bbox_inches="tight", facecolor="none", metadata=NO_METADATA
-    )
+    FigureCanvasSVG(figure).print_figure(stream, format="svg", bbox_inches=bbox, facecolor="none", metadata=NO_METADATA)
     drawn = stream.getvalue()
     # The XML prolog belongs to a file of its own, and ids of groups would occur twice in a page of two charts.
     used = set(re.findall(r"#([\w.-]+)", drawn))

@@ -48,6 +48,11 @@ def table_line(texts: Sequence[str]) -> str:
     return "| " + " | ".join(escaped(text) for text in texts) + " |"
 
 
+def rule_line(columns: int) -> str:
+    """Return the line below the head of a table."""
+    return "|" + " --- |" * columns
+
+
 def _shown(text: str) -> str:
     return printable(text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}…")
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeGuard
 
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.base.rounds import LEAST_ROUNDS, TAIL, sign_p
@@ -36,48 +37,85 @@ ALIKE = "not told apart"
 NUMBER = re.compile(r"\d+")
 FREE_SHARE = 0.001
 """An addition that is certainly below this share of a decode step is free, whatever its ratio is."""
-
-
 FREE_RATIO = 1.01
 """An arm that is certainly at most 1 % slower is free as well."""
 
 
+NA = "n/a"
+LEAST, MOST = 1e-3, 1e3
+"""Smallest and largest ratio on any axis, however far a measurement lies."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """One row as shown: texts only, "n/a" for a value that does not apply."""
+    """One row as shown: texts, "n/a" for a value that does not apply.
 
-    kind: str
-    what: str
-    instead: str
-    size: str
-    cost: str
-    rate: str
-    added: str
-    share: str
-    ratio: str
-    floor: str
-    limit: str
+    step_share, share_floor: the added time and the noise floor in per cent of a decode step.
+    """
+
+    row: BenchRow
     verdict: str
-    rounds: str
+    instead: str
+    cost: str = NA
+    rate: str = NA
+    added: str = NA
+    share: str = NA
+    step_share: Interval | None = None
+    share_floor: float = 0.0
+    ratio: str = NA
+    floor: str = NA
+    limit: str = NA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Cost of an arm over its sizes: a part per call (fixed) and a part per byte (rate)."""
+class Axis:
+    """A horizontal axis of `width` pixels. none: the value of no difference."""
 
-    what: str
-    fixed: str
-    rate: str
-    sizes: str
+    low: float
+    high: float
+    none: float
+    is_log: bool
+    width: int
+    marks: tuple[float, ...]
+
+    def x(self, value: float) -> float:
+        """Return the distance from the left, with room for a dot at both ends."""
+        if not self.is_log:
+            share = (value - self.low) / (self.high - self.low)
+        else:
+            share = math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
+        return round(4 + (self.width - 8) * min(1.0, max(0.0, share)), 1)
 
 
-def price_list(rows: Sequence[BenchRow]) -> list[Price]:
-    """Return each comparison at its largest size, by kind."""
-    return _prices(largest(rows), rows)
+def ratio_axis(ratios: Iterable[Interval]) -> Axis:
+    """Span all intervals, and at least 0.8 to 1.25."""
+    ends = [end for each in ratios for end in (each.est, each.lo, each.hi) if _is_placed(end)]
+    low, high = max(LEAST, min([0.8, *ends])), min(MOST, max([1.25, *ends]))
+    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    marks = tuple(10.0**power for power in powers) if len(powers) > 1 else (low, 1.0, high)
+    return Axis(low=low, high=high, none=1.0, is_log=True, width=150, marks=marks)
 
 
-def all_prices(rows: Sequence[BenchRow]) -> list[Price]:
-    return _prices(rows, rows)
+def _is_placed(value: float | None) -> TypeGuard[float]:
+    return value is not None and 0 < value < math.inf
+
+
+SHARES = Axis(low=-10.0, high=10.0, none=0.0, is_log=False, width=110, marks=(-10.0, 0.0, 10.0))
+"""Per cent of a decode step. Equal on every page, since this share decides whether a part matters."""
+
+
+def prices_by_case(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> dict[str, list[Price]]:
+    """Return the chosen rows by case, in the order of kinds. rows: all of the run, with its decode steps."""
+    found: dict[str, list[Price]] = {}
+    for row in sorted(chosen, key=lambda row: ORDER.index(kind_of(row.case))):
+        found.setdefault(row.case, []).append(price_of(row, step_us(rows, row.shape, row.device)))
+    return found
+
+
+def decode_steps(rows: Sequence[BenchRow]) -> dict[str, float]:
+    """Return the microseconds of an unprotected decode step by "SHAPE on DEVICE"."""
+    found = {(row.shape, row.device): step_us(rows, row.shape, row.device) for row in rows if not is_check(row)}
+    return {f"{shape} on {device}": step for (shape, device), step in found.items() if shape and step is not None}
 
 
 def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float | None:
@@ -103,9 +141,8 @@ def is_enough(row: BenchRow) -> bool:
 
 def added_us(row: BenchRow) -> Interval:
     """Microseconds that the arm adds to its baseline; negative if it is faster."""
-    base, ratio = row.baseline_us.est, row.ratio
-    lo, hi = (None if each is None else (each - 1) * base for each in (ratio.lo, ratio.hi))
-    return Interval((ratio.est - 1) * base, lo, hi)
+    lo, hi = (None if end is None else end - 1 for end in (row.ratio.lo, row.ratio.hi))
+    return _scaled(Interval(row.ratio.est - 1, lo, hi), row.baseline_us.est)
 
 
 def verdict(row: BenchRow, step: float | None) -> str:
@@ -218,45 +255,6 @@ def size_key(row: BenchRow) -> tuple[int, list[int]]:
     return row.bytes or 0, [int(number) for number in NUMBER.findall(row.size)]
 
 
-def curves(rows: Sequence[BenchRow]) -> list[Curve]:
-    """Fit arms that were measured at three sizes or more."""
-    by_arm: dict[tuple[str, str], list[BenchRow]] = {}
-    for row in sorted(rows, key=size_key):
-        if row.bytes is not None:
-            by_arm.setdefault((row.case, row.arm), []).append(row)
-    found = []
-    for (case, arm), each in by_arm.items():
-        if len(each) < 3:
-            continue
-        line = fitted([(float(row.bytes or 0), row.us.est) for row in each])
-        found.append(
-            Curve(
-                what=f"{case} {arm}",
-                fixed="n/a (a time is 0)" if line is None else time_text(max(0.0, line[0])),
-                rate="n/a (no slope)" if line is None or line[1] <= 0 else _rate(1, line[1]),
-                sizes=", ".join(row.size for row in each),
-            )
-        )
-    return found
-
-
-def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Fit y = a + b x with weights 1 / y**2, so that small sizes count as much as large ones, and return (a, b).
-
-    None if a y is not above 0. Weights are relative to the largest, so none is infinite.
-    """
-    least = min(y for _, y in points)
-    if least <= 0:
-        return None
-    weights = [(least / y) ** 2 for _, y in points]
-    total = sum(weights)
-    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / (spread or 1)
-    return mean_y - slope * mean_x, slope
-
-
 def time_text(value: float) -> str:
     sign, size = ("-" if value < 0 else ""), abs(value)
     for unit, scale in (("s", 1e6), ("ms", 1e3)):
@@ -269,7 +267,7 @@ def _near_one(value: float) -> str:
     return f"{value:.4f}" if 0 < abs(value - 1) < 0.005 else f"{value:.3g}"
 
 
-def _rate(size_bytes: int, us: float) -> str:
+def rate_text(size_bytes: int, us: float) -> str:
     rate = size_bytes / us / 1e3
     return f"{rate:.3g} GB/s" if math.isfinite(rate) else "n/a"
 
@@ -280,37 +278,28 @@ def _percent(value: float) -> str:
     return f"{value:+.0f} %" if abs(value) >= 10 else f"{value:+.2f} %" if abs(value) >= 0.01 else f"{value:+.4f} %"
 
 
-def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]:
-    made = [price_of(row, step_us(rows, row.shape, row.device)) for row in chosen]
-    ordered = sorted(made, key=lambda price: ORDER.index(price.kind))
-    # A kind is named in its first row only.
-    kinds = [None, *(price.kind for price in ordered)]
-    return [
-        replace(price, kind="" if price.kind == before else price.kind)
-        for price, before in zip(ordered, kinds, strict=False)
-    ]
-
-
 def price_of(row: BenchRow, step: float | None) -> Price:
     """Format a row. step: time of a decode step. A row of threads shows no numbers."""
     if is_check(row):
-        numbers = dict.fromkeys(("cost", "rate", "added", "share", "ratio", "floor", "limit"), "n/a")
-        named = {"kind": kind_of(row.case), "what": f"{row.case} {row.arm}", "instead": row.baseline, "size": row.size}
-        return Price(**named, **numbers, verdict=verdict(row, step), rounds=str(len(row.ratios)))
+        return Price(row=row, instead=row.baseline, verdict=verdict(row, step))
     added = added_us(row)
-    rate = _rate(row.bytes, row.us.est) if row.bytes and row.us.est > 0 else "n/a"
+    share = _scaled(added, 100 / step) if step else None
     return Price(
-        kind=kind_of(row.case),
-        what=f"{row.case} {row.arm}",
-        instead=instead_text(row),
-        size=row.size,
-        cost=time_text(row.us.est),
-        rate=rate,
-        added=("" if added.est < 0 else "+") + time_text(added.est),
-        share="n/a" if not step else _percent(100 * added.est / step),
-        ratio=ratio_text(row.ratio),
-        floor="n/a" if len(row.ratios) == 1 else f"±{floor_text(row)}",
-        limit=limit_text(row) or "n/a",
+        row=row,
         verdict=verdict(row, step),
-        rounds=str(len(row.ratios)),
+        instead=instead_text(row),
+        cost=time_text(row.us.est),
+        rate=rate_text(row.bytes, row.us.est) if row.bytes and row.us.est > 0 else NA,
+        added=("" if added.est < 0 else "+") + time_text(added.est),
+        share=NA if share is None else _percent(share.est),
+        step_share=share,
+        share_floor=100 * row.floor * row.baseline_us.est / step if step else 0.0,
+        ratio=ratio_text(row.ratio),
+        floor=NA if len(row.ratios) == 1 else f"±{floor_text(row)}",
+        limit=limit_text(row) or NA,
     )
+
+
+def _scaled(interval: Interval, by: float) -> Interval:
+    lo, hi = (None if end is None else end * by for end in (interval.lo, interval.hi))
+    return Interval(interval.est * by, lo, hi)

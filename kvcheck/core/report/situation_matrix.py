@@ -14,27 +14,19 @@ from dataclasses import dataclass
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.base.situations import HAPPENINGS, SITUATIONS, STATES, Situation, never_reached, situations_of
+from kvcheck.core.report.wording import aligned
 
 LINE = 110
 """Characters of a line of text."""
-SHADES = 4
-"""Steps of colour on the page: 1 to 9, 10 to 99, and so on."""
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixRow:
-    """A state and its counts by column."""
-
-    state: str
-    meaning: str
-    counts: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
+    """columns: happenings with their meanings. rows: states with their meanings, and their counts by column."""
+
     subject: str
-    columns: tuple[str, ...]
-    rows: tuple[MatrixRow, ...]
+    columns: dict[str, str]
+    rows: tuple[tuple[str, str, tuple[int | None, ...]], ...]
 
 
 def scenarios_of(record: RunRecord) -> tuple[str, ...]:
@@ -50,22 +42,17 @@ def matrices(scenarios: Sequence[str], counts: Mapping[str, int]) -> tuple[Matri
     made = []
     for subject in dict.fromkeys(state.subject for state in STATES):
         of_subject = {each for each in legal if each.subject == subject}
-        columns = tuple(name for name in HAPPENINGS if any(each.happening == name for each in of_subject))
-        rows = tuple(
-            MatrixRow(state.name, state.meaning, _counts(subject, state.name, columns, legal, counts))
-            for state in STATES
-            if state.subject == subject and any(each.state == state.name for each in of_subject)
-        )
+        happenings, states = {each.happening for each in of_subject}, {each.state for each in of_subject}
+        columns = {name: meaning for name, meaning in HAPPENINGS.items() if name in happenings}
+        rows = []
+        for state in STATES:
+            if state.subject == subject and state.name in states:
+                cells = [Situation(subject, state.name, column) for column in columns]
+                found = tuple(counts.get(each.key, 0) if each in legal else None for each in cells)
+                rows.append((state.name, state.meaning, found))
         if rows:
-            made.append(Matrix(subject, columns, rows))
+            made.append(Matrix(subject, columns, tuple(rows)))
     return tuple(made)
-
-
-def _counts(
-    subject: str, state: str, columns: Sequence[str], legal: set[Situation], counts: Mapping[str, int]
-) -> tuple[int | None, ...]:
-    situations = (Situation(subject, state, column) for column in columns)
-    return tuple(counts.get(each.key, 0) if each in legal else None for each in situations)
 
 
 def reached_text(scenarios: Sequence[str], counts: Mapping[str, int]) -> str:
@@ -87,15 +74,9 @@ def matrix_lines(record: RunRecord) -> list[str]:
         return [f"{reached} (the page has the matrix)", ""]
     lines = [f"{reached} (what each is: kvcheck list situations)"]
     for matrix in matrices(scenarios, counts):
-        cells = [["" if each is None else f"{each:,}" for each in row.counts] for row in matrix.rows]
-        widths = [max(len(name), *(len(row[at]) for row in cells)) for at, name in enumerate(matrix.columns)]
-        first = max(len(matrix.subject), *(len(row.state) for row in matrix.rows))
-        head = "  ".join(name.rjust(width) for name, width in zip(matrix.columns, widths, strict=True))
-        lines += ["", f"   {matrix.subject:<{first}}  {head}"]
-        lines += [
-            f"   {row.state:<{first}}  {'  '.join(map(str.rjust, each, widths))}".rstrip()
-            for row, each in zip(matrix.rows, cells, strict=True)
-        ]
+        rows = [(matrix.subject, *matrix.columns)]
+        rows += [(state, *("" if each is None else f"{each:,}" for each in found)) for state, _, found in matrix.rows]
+        lines += ["", *(f"   {line}" for line in aligned(rows, is_right=True))]
     missing = "; ".join(_never(scenarios, counts))
     told = textwrap.wrap(f"never reached: {missing}", LINE, initial_indent="   ", subsequent_indent=" " * 18)
     return [*lines, *(["", *told] if missing else []), ""]
@@ -108,33 +89,23 @@ def _never(scenarios: Sequence[str], counts: Mapping[str, int]) -> list[str]:
     return [f"{state} ({', '.join(names)})" for state, names in by_state.items()]
 
 
-def matrix_section(record: RunRecord) -> dict[str, object] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SituationView:
+    """unknown: counts of situations that this version's table lacks."""
+
+    reached: str
+    matrices: tuple[Matrix, ...]
+    never: list[str]
+    unknown: dict[str, int]
+
+
+def situation_view(record: RunRecord) -> SituationView | None:
     scenarios, counts = scenarios_of(record), record.evidence.situations
     if not scenarios:
         return None
-    return {
-        "reached": reached_text(scenarios, counts),
-        "tables": [
-            {
-                "subject": matrix.subject,
-                "columns": [{"name": name, "title": HAPPENINGS[name]} for name in matrix.columns],
-                "rows": [
-                    {
-                        "state": row.state,
-                        "title": f"a {matrix.subject} {row.meaning}",
-                        "cells": [_cell(count) for count in row.counts],
-                    }
-                    for row in matrix.rows
-                ],
-            }
-            for matrix in matrices(scenarios, counts)
-        ],
-        "never": _never(scenarios, counts),
-        "unknown": [f"{key}: {count:,}" for key, count in counts.items() if key not in SITUATIONS],
-    }
-
-
-def _cell(count: int | None) -> dict[str, str]:
-    if count is None:
-        return {"text": "", "kind": "illegal"}
-    return {"text": f"{count:,}", "kind": f"s{min(SHADES, len(str(count)))}" if count else "s0"}
+    return SituationView(
+        reached=reached_text(scenarios, counts),
+        matrices=matrices(scenarios, counts),
+        never=_never(scenarios, counts),
+        unknown={key: count for key, count in counts.items() if key not in SITUATIONS},
+    )

@@ -9,7 +9,7 @@ from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Story, StoryStep, Word
 from kvcheck.core.base.untold import why_untold
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.report.wording import by_name
+from kvcheck.core.report.wording import aligned, by_name
 
 MARKS = {WRITE: "W", READ: "R", HOST: "h", MESSAGE: "m"}
 LEGEND = "W writes, R reads, h the host acts, m a message, | still pending, * the finding names it"
@@ -100,7 +100,4 @@ def _words(words: Sequence[Word]) -> list[str]:
         (str(word.index), printable(word.seen), word.seen_says, printable(word.wanted or "-"), word.wanted_says)
         for word in words
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "    " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return [f"    {line}" for line in aligned(rows)]

@@ -17,6 +17,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -43,31 +44,35 @@ BREAKS = ("\t", "\r", "\n")
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in BREAKS}
 UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
 """Categories of characters that readers drop or do not show: spaces, byte order marks, zero-width marks."""
-TABLES_OF_THEIR_OWN = ("words_verified", "observed", "situations")
-EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name not in TABLES_OF_THEIR_OWN)
-FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding) if row.name != "story")
-COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
-IDENTITY_COLUMNS = tuple(f"identity_{row.name}" for row in dataclasses.fields(Identity))
-SCENARIO_COLUMNS = (
-    *(row.name for row in dataclasses.fields(ScenarioResult) if row.name not in ("evidence", "coverage")),
-    "conditional_findings",
-    *COVERAGE_COLUMNS,
-    *(f"evidence_{name}" for name in EVIDENCE_COUNTS),
-    *IDENTITY_COLUMNS,
-)
-WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
-SITUATION_COLUMNS = ("scenario", "shape", "subject", "state", "happening", "count")
-OBSERVED_COLUMNS = ("scenario", "shape", "kind", "count", "unit")
+
+
+def _fields(kind: type, *but: str, start: str = "") -> tuple[str, ...]:
+    return tuple(start + row.name for row in dataclasses.fields(kind) if row.name not in but)
+
+
+INTERVALS = ("us", "baseline_us", "ratio", "limit_ratio")
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "findings": _fields(Finding, "story"),
+    "scenarios": (
+        *_fields(ScenarioResult, "evidence", "coverage"),
+        "conditional_findings",
+        *_fields(Coverage),
+        *_fields(Evidence, "words_verified", "observed", "situations", start="evidence_"),
+        *_fields(Identity, start="identity_"),
+    ),
+    "words": ("scenario", "shape", "buffer", "words_verified"),
+    "observed": ("scenario", "shape", "kind", "count", "unit"),
+    "situations": ("scenario", "shape", "subject", "state", "happening", "count"),
+    "mutants": _fields(MutantResult),
+    "bench": (
+        *("case", "arm", "baseline", "size", "shape", "device", "bytes"),
+        *(f"{name}{end}" for name in INTERVALS for end in ("", "_lo", "_hi")),
+        *("floor", "limit", "rounds", "status", "note"),
+    ),
+}
+"""Columns of each table; the names of the files are those of the tables."""
 COMBINED_OBSERVED = ("observed_kind", "count", "unit")
 """Columns of observed counts in the combined table, whose `kind` column is the type of a row."""
-
-MUTANT_COLUMNS = tuple(row.name for row in dataclasses.fields(MutantResult))
-INTERVALS = ("us", "baseline_us", "ratio", "limit_ratio")
-BENCH_COLUMNS = (
-    *("case", "arm", "baseline", "size", "shape", "device", "bytes"),
-    *(f"{name}{end}" for name in INTERVALS for end in ("", "_lo", "_hi")),
-    *("floor", "limit", "rounds", "status", "note"),
-)
 
 
 def write(record: RunRecord, path: Path) -> None:
@@ -80,24 +85,46 @@ def write(record: RunRecord, path: Path) -> None:
 
 
 def tables(record: RunRecord) -> dict[str, str]:
-    return {
-        "findings.csv": _csv(record, FINDING_COLUMNS, [_finding_row(finding) for finding in record.findings]),
-        "scenarios.csv": _csv(record, SCENARIO_COLUMNS, _scenario_rows(record)),
-        "words.csv": _csv(record, WORD_COLUMNS, _word_rows(record)),
-        "observed.csv": _csv(record, OBSERVED_COLUMNS, _observed_rows(record)),
-        "situations.csv": _csv(record, SITUATION_COLUMNS, _situation_rows(record)),
-        "mutants.csv": _csv(record, MUTANT_COLUMNS, [_plain_row(result) for result in record.mutants]),
-        "bench.csv": _csv(record, BENCH_COLUMNS, [_bench_row(row) for row in record.bench]),
-    }
+    return {f"{name}.csv": _csv(record, COLUMNS[name], rows) for name, rows in _rows(record).items()}
 
 
 def combined(record: RunRecord) -> str:
-    columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS, *BENCH_COLUMNS, *COMBINED_OBSERVED))
-    scenarios = [{"kind": "scenario", **row} for row in _scenario_rows(record)]
-    observed = [{**row, "kind": "observed", "observed_kind": row["kind"]} for row in _observed_rows(record)]
-    findings = [{"kind": "finding", **_finding_row(finding)} for finding in record.findings]
-    prices = [{"kind": "price", **_bench_row(row)} for row in record.bench]
-    return _csv(record, tuple(columns), [*scenarios, *observed, *findings, *prices])
+    rows = _rows(record)
+    observed: list[Row] = [{**row, "observed_kind": row["kind"]} for row in rows["observed"]]
+    named: dict[str, list[Row]] = {
+        "scenario": rows["scenarios"],
+        "observed": observed,
+        "finding": rows["findings"],
+        "price": rows["bench"],
+    }
+    columns = [name for table in ("scenarios", "findings", "bench") for name in COLUMNS[table]]
+    told = [{**row, "kind": kind} for kind, each in named.items() for row in each]
+    return _csv(record, [*dict.fromkeys(("kind", *columns, *COMBINED_OBSERVED))], told)
+
+
+def _rows(record: RunRecord) -> dict[str, list[Row]]:
+    """Rows by table. A key that is no column of its table is not written."""
+    # Evidence by scenario, so that sums count nothing twice.
+    places: list[tuple[Row, Evidence]] = [
+        ({"scenario": row.id, "shape": row.shape}, row.evidence) for row in record.scenarios
+    ] or [({"scenario": None, "shape": None}, record.evidence)]
+    return {
+        "findings": [_finding_row(finding) for finding in record.findings],
+        "scenarios": _scenario_rows(record),
+        "words": [
+            {**place, "buffer": buffer, "words_verified": words}
+            for place, evidence in places
+            for buffer, words in evidence.words_verified.items()
+        ],
+        "observed": [
+            {**place, "kind": kind, "count": count, "unit": OBSERVED[kind].unit if kind in OBSERVED else None}
+            for place, evidence in places
+            for kind, count in evidence.observed.items()
+        ],
+        "situations": [row for place, evidence in places for row in _situation_rows(place, evidence)],
+        "mutants": [_plain_row(result) for result in record.mutants],
+        "bench": [_bench_row(row) for row in record.bench],
+    }
 
 
 def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
@@ -124,94 +151,47 @@ def _starts_formula(text: str) -> bool:
     return unicodedata.normalize("NFKC", seen)[:1] in FORMULA_STARTS
 
 
-def _plain_row(value: Finding | ScenarioResult | MutantResult) -> dict[str, object]:
+def _plain_row(value: Finding | ScenarioResult | MutantResult | BenchRow | Identity) -> dict[str, Any]:
     plain = to_plain(value)
     assert isinstance(plain, dict), "a dataclass becomes a dict"
     return plain
 
 
-def _finding_row(finding: Finding) -> dict[str, object]:
-    row = _plain_row(finding)
-    if finding.minimal is not None:
-        row["minimal"] = json.dumps(row["minimal"], ensure_ascii=False)
-    return row
+def _finding_row(finding: Finding) -> Row:
+    minimal = None if finding.minimal is None else json.dumps(to_plain(finding.minimal), ensure_ascii=False)
+    return {**_plain_row(finding), "minimal": minimal}
 
 
 def _scenario_rows(record: RunRecord) -> list[Row]:
-    identity: dict[str, object] = {}
-    for row in dataclasses.fields(Identity):
-        value = getattr(record.identity, row.name, None)
-        identity[f"identity_{row.name}"] = None if value is None else short(value)
+    identity = _plain_row(record.identity or Identity())
+    identity = {f"identity_{name}": value and short(value) for name, value in identity.items()}
     conditional = Counter(finding.cell for finding in record.findings if finding.condition is not None)
-    return [
-        {**_scenario_row(result), "conditional_findings": conditional[result.id], **identity}
-        for result in record.scenarios
-    ]
-
-
-def _scenario_row(result: ScenarioResult) -> dict[str, object]:
-    row = _plain_row(result)
-    del row["evidence"], row["coverage"]
-    for name in COVERAGE_COLUMNS:
-        value = getattr(result.coverage, name, None)
-        row[name] = "; ".join(value) if isinstance(value, tuple) else value
-    for name in EVIDENCE_COUNTS:
-        row[f"evidence_{name}"] = getattr(result.evidence, name)
-    return row
-
-
-def _bench_row(row: BenchRow) -> dict[str, object]:
-    plain: dict[str, object] = {name: getattr(row, name, None) for name in BENCH_COLUMNS}
-    for name in INTERVALS:
-        found = getattr(row, name)
-        for end, value in (("", "est"), ("_lo", "lo"), ("_hi", "hi")):
-            plain[name + end] = None if found is None else getattr(found, value)
-    return {**plain, "rounds": len(row.ratios)}
-
-
-def _word_rows(record: RunRecord) -> list[Row]:
-    return [
-        {"scenario": scenario, "shape": shape, "buffer": buffer, "words_verified": words}
-        for scenario, shape, evidence in _judged(record)
-        for buffer, words in evidence.words_verified.items()
-    ]
-
-
-def _observed_rows(record: RunRecord) -> list[Row]:
-    return [
-        {
-            "scenario": scenario,
-            "shape": shape,
-            "kind": kind,
-            "count": count,
-            "unit": OBSERVED[kind].unit if kind in OBSERVED else None,
-        }
-        for scenario, shape, evidence in _judged(record)
-        for kind, count in evidence.observed.items()
-    ]
-
-
-def _situation_rows(record: RunRecord) -> list[Row]:
-    """Counts of situations; 0 for reachable ones that were not reached."""
     rows: list[Row] = []
-    for scenario, shape, evidence in _judged(record):
-        counts = {each.key: 0 for each in situations_of((scenario or "").partition("/")[0])} | evidence.situations
-        for key, count in counts.items():
-            known = SITUATIONS.get(key)
-            subject, state, happening = (known.subject, known.state, known.happening) if known else (key, None, None)
-            rows.append(
-                {
-                    "scenario": scenario,
-                    "shape": shape,
-                    "subject": subject,
-                    "state": state,
-                    "happening": happening,
-                    "count": count,
-                }
-            )
+    for result in record.scenarios:
+        plain = _plain_row(result)
+        coverage = {
+            name: "; ".join(value) if isinstance(value, list) else value
+            for name, value in (plain["coverage"] or {}).items()
+        }
+        evidence = {f"evidence_{name}": value for name, value in plain["evidence"].items()}
+        rows.append({**plain, **coverage, **evidence, **identity, "conditional_findings": conditional[result.id]})
     return rows
 
 
-def _judged(record: RunRecord) -> list[tuple[str | None, str | None, Evidence]]:
-    """Evidence per scenario, so that sums count nothing twice."""
-    return [(row.id, row.shape, row.evidence) for row in record.scenarios] or [(None, None, record.evidence)]
+def _bench_row(row: BenchRow) -> Row:
+    plain = _plain_row(row)
+    for name in INTERVALS:
+        for end, key in (("_lo", "lo"), ("_hi", "hi"), ("", "est")):
+            plain[name + end] = None if getattr(row, name) is None else getattr(getattr(row, name), key)
+    return {**plain, "rounds": len(row.ratios)}
+
+
+def _situation_rows(place: Row, evidence: Evidence) -> list[Row]:
+    """Counts of situations; 0 for reachable ones that were not reached."""
+    counts = {each.key: 0 for each in situations_of(str(place["scenario"] or "").partition("/")[0])}
+    rows: list[Row] = []
+    for key, count in {**counts, **evidence.situations}.items():
+        known = SITUATIONS.get(key)
+        names = (known.subject, known.state, known.happening) if known else (key, None, None)
+        rows.append({**place, **dict(zip(("subject", "state", "happening"), names, strict=True)), "count": count})
+    return rows

@@ -10,16 +10,11 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 
-from markupsafe import Markup
-
-from kvcheck.core.base.causes import Bug
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.nouns import counted, counted_field, plural
 from kvcheck.core.base.record import Coverage, Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import KINDS, OBSERVED, TOKEN
-from kvcheck.core.report.markdown import printable
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
@@ -89,22 +84,11 @@ def whose_text(finding: Finding) -> str:
     """Return the reading request and the owner of the bytes, or the other operation's request."""
     mine, seen = finding.request, finding.seen_request
     if seen is None:
-        return "n/a (names no request)" if mine is None else f"request {mine}"
+        return "" if mine is None else f"request {mine}"
     reader = "a reader" if mine is None else f"request {mine}"
     if finding.code < "KV2" or finding.oracle == "content":
         return f"{reader} saw bytes of its own" if mine == seen else f"{reader} saw bytes of request {seen}"
     return f"request {mine} on both sides" if mine == seen else f"{reader}; the other is request {seen}"
-
-
-def seen_text(bug: Bug) -> str:
-    """Return how often a cause was seen, and its symptoms: "2 times; symptoms: KV102 x5"."""
-    often = sum(bug.symptoms.values())
-    text = counted(len(bug.findings) - often, "time")
-    if bug.schedules > 1:
-        named = ", ".join(bug.cells[:CELLS_NAMED]) + (", ..." if len(bug.cells) > CELLS_NAMED else "")
-        text += f" in {counted(bug.schedules, 'schedule')} of {counted(len(bug.cells), 'cell')}: {named}"
-    told = ", ".join(f"{code} x{count}" for code, count in bug.symptoms.items())
-    return f"{text}; symptoms: {told}" if told else text
 
 
 def coverage_text(found: Coverage) -> str:
@@ -142,12 +126,11 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
-def asset(name: str) -> str:
-    return files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def visible(value: object) -> object:
-    return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+def aligned(rows: Sequence[Sequence[str]], *, is_right: bool = False) -> list[str]:
+    """Return the rows of a table for a terminal. is_right: all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    push = str.rjust if is_right else str.ljust
+    return ["  ".join((row[0].ljust(widths[0]), *map(push, row[1:], widths[1:]))).rstrip() for row in rows]
 
 
 def replay_line(record: RunRecord, finding: Finding) -> str:

@@ -22,7 +22,9 @@ from kvcheck.core.cache.backend.backend import POISON_BYTE
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.strategies import LazyStrategy
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
@@ -197,21 +199,12 @@ def holding_of(pool: KVPool, request: int, pages: int = 2) -> Holding:
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)
-def test_what_a_save_reads_cannot_be_freed_before_it_is_saved(name: str) -> None:
-    backend, pool, offload, holding = pending(name)
-    value = offload.save(holding)
-    with pytest.raises(FreeInFlight):
-        pool.close(holding)
-    assert holding.is_open
-    backend.wait(value.saved)
-    pool.close(holding)
-    assert all(each.live == 0 for each in pool.allocators.values())
-
-
-@pytest.mark.parametrize("name", TINY_SHAPES)
-def test_what_a_restore_writes_cannot_be_freed_before_it_is_restored(name: str) -> None:
+def test_what_a_save_reads_and_a_restore_writes_cannot_be_freed_before_it_has_run(name: str) -> None:
     backend, pool, offload, old = pending(name)
     value = offload.save(old)
+    with pytest.raises(FreeInFlight):
+        pool.close(old)
+    assert old.is_open
     backend.wait(value.saved)
     pool.close(old)
     new = holding_of(pool, 1)
@@ -289,3 +282,39 @@ def test_two_offloads_of_one_backend_keep_their_values_apart() -> None:
     first.discard(again)
     second.discard(theirs)
     assert pool.backend.allocated() == held
+
+
+# Shapes and sizes that no pool can have, each bad in one thing, and those just inside the bound
+
+SMALL = ModelShape(name="small", family="mha", page_size=1, full_layers=(0,))
+WINDOWED = replace(SMALL, window_layers=(1,), window=1)
+STATED = shape("qwen3-next-tiny")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: replace(SMALL, full_layers=()),
+        lambda: replace(SMALL, full_layers=(0, 2)),
+        lambda: replace(SMALL, full_layers=(0, 0)),
+        lambda: replace(SMALL, page_size=0),
+        lambda: replace(WINDOWED, window=0),
+        lambda: replace(SMALL, index_head_dim=12, index_quant_block=8),
+        lambda: POOLS.load("mamba")(replace(STATED, ssm_heads=0)),
+        lambda: POOLS.load("mamba")(replace(STATED, ssm_heads=2, conv_dim=3)),
+        lambda: pool_of("llama-3-tiny", pages=0),
+        lambda: pool_of("gpt-oss-tiny", window_pages=0),
+        lambda: pool_of("qwen3-next-tiny", state_slots=-1),
+        lambda: pool_of("llama-3-tiny").sets["full"].buffer("no such buffer"),
+    ],
+)
+def test_what_no_pool_can_be_made_of_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(LayoutMismatch):
+        call()
+
+
+def test_the_least_sizes_are_accepted() -> None:
+    assert WINDOWED.num_layers == 2 and SMALL.window == 0
+    assert replace(SMALL, index_head_dim=16, index_quant_block=8).num_layers == 1
+    assert pool_of("gpt-oss-tiny", pages=1, window_pages=1).pages_free == 1
+    assert pool_of("qwen3-next-tiny", requests=1, state_slots=1).spare("state") == 0

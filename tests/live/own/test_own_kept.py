@@ -1,8 +1,4 @@
-"""Kept references of own models: what is written is read back, and what was changed is refused.
-
-Invariants:
-- Each refusal names what was expected.
-"""
+"""Kept references of own models: what is written is read back, and what was changed is refused."""
 
 from __future__ import annotations
 
@@ -13,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvcheck.core.base.cells import cell_of, is_of_server
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending, Served
-from kvcheck.core.live.line import OwnPlan, is_own_line
+from kvcheck.core.live.line import OwnPlan
 from kvcheck.core.live.own.arms import ArmResult
 from kvcheck.core.live.own.reference import FILE, Kept, Reference, check_alike, draw_questions, read_reference
 from kvcheck.core.live.own.verdict import compare_builds
@@ -60,11 +55,6 @@ def write(folder: Path, reference: Reference, **changes: Any) -> Path:
     return folder
 
 
-def test_a_line_leads_to_its_cell() -> None:
-    assert is_own_line(PLAN.line()) and is_of_server(PLAN.line())
-    assert cell_of(PLAN.line(), ()) == PLAN.cell == "own-model/prefix-cache/vllm"
-
-
 def test_a_reference_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     folder = write(tmp_path / "kept", kept())
     read = read_reference(folder)
@@ -86,13 +76,28 @@ def test_a_reference_that_was_changed_is_refused(tmp_path: Path, changes: dict[s
         read_reference(write(tmp_path / "kept", kept(), **changes))
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tokens": (1, 2, 3)}, "request 0: expected a log-probability for each of 3 tokens"),
+        ({"tokens": (-1,), "logprobs": (0.0,)}, "request 0: expected token ids"),
+        ({"tokens": ("x",), "logprobs": (0.0,)}, r"requests\[0\].tokens\[0\]: expected int, got str"),
+        ({"tokens": (1,), "logprobs": (0.0,), "top": ({1.5: 0.0},)}, "request 0: expected token ids"),
+        ({"tokens": (1,), "logprobs": (0.0,), "top": ()}, "request 0: expected a list of tokens for each step"),
+    ],
+)
+def test_a_reference_with_a_wrong_request_is_refused(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
+    whole = kept()
+    wrong = dataclasses.replace(whole.kept[0], answer=dataclasses.replace(whole.kept[0].answer, **fields))
+    with pytest.raises(UsageError, match=told):
+        read_reference(write(tmp_path / "kept", dataclasses.replace(whole, kept=(wrong,))))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 5000, '{"format": NaN}', "\udc80"])
 def test_what_is_no_reference_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match="reference"):
         read_reference(tmp_path)
-    with pytest.raises(UsageError, match="kvcheck model reference"):
-        read_reference(tmp_path / "nothing")
 
 
 def test_servers_that_may_differ_in_version_alone_are_compared() -> None:

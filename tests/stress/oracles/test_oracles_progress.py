@@ -1,8 +1,4 @@
-"""The progress oracle on literal histories: requests that wait beside the room for them, and idle rounds.
-
-Invariants:
-- A bad history differs from a good one by one event or one value.
-"""
+"""The progress oracle on literal histories. A bad one differs from a good one by one event or one value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The transfers oracle on literal histories: messages that were due, answers, and seals that were not cleared.
-
-Invariants:
-- A bad history differs from a good one by one event, its place or one value.
-"""
+"""The transfers oracle on literal histories. A bad one differs from a good one by one event, its place or one value."""
 
 from __future__ import annotations
 
@@ -39,64 +35,56 @@ def cleared(row: int = 3) -> Submitted:
     return Submitted(9, "seal.clear", f"{RANK}:verify", (), seals(row), 9)
 
 
-def sent_off(ordinal: int = 5) -> Submitted:
-    """The message that was told of last is on its way."""
-    return Submitted(ordinal, "wire.message.abort", f"{FROM}:message", (), (), ordinal)
+def prefill(*groups: str) -> Reported:
+    return Reported(end="prefill", **dict.fromkeys(groups, (7,)))
 
 
-def asked_off(ordinal: int = 4) -> Submitted:
-    """The Want that was told of last is on its way."""
-    return Submitted(ordinal, "wire.message.want", f"{FROM}:message", (), (), ordinal)
+def decode(*groups: str) -> Reported:
+    return Reported(end="decode", **dict.fromkeys(groups, (7,)))
 
 
-def prefill(**groups: tuple[int, ...]) -> Reported:
-    return Reported(end="prefill", **groups)
-
-
-def decode(**groups: tuple[int, ...]) -> Reported:
-    return Reported(end="decode", **groups)
-
-
-STATUS = told("Status", by=SOURCE, to=RANK)
+STATUS, ELSEWHERE = told("Status", by=SOURCE, to=RANK), told("Status", by=SOURCE, to="decode-1")
+# The message that was told of last is on its way.
+ABORT_SENT = Submitted(5, "wire.message.abort", f"{FROM}:message", (), (), 5)
+WANT_SENT = Submitted(4, "wire.message.want", f"{FROM}:message", (), (), 4)
 DRAINED = told("Drained", by=SOURCE, to=RANK)
-WANTED: tuple[Event, ...] = (ProcessActs(RANK), Sent(7, 0, 40), told("Want"), decode(admitted=(7,)))
+WANTED: tuple[Event, ...] = (ProcessActs(RANK), Sent(7, 0, 40), told("Want"), decode("admitted"))
 WRITTEN: tuple[Event, ...] = (sealed(), STATUS, prefill())
-ROOM: tuple[Event, ...] = (*WANTED, *WRITTEN, told("Done"), decode(joined=(7,)))
-STOPPED: tuple[Event, ...] = (*WANTED, told("Abort"), sent_off(), decode(failed=(7,)), prefill(), Completed(5))
-LATE_WANT: tuple[Event, ...] = (*WANTED[:3], asked_off(), prefill(failed=(7,)), Completed(4))
-REFUSED = told("Status", by=SOURCE, to=RANK)
+ROOM: tuple[Event, ...] = (*WANTED, *WRITTEN, told("Done"), decode("joined"))
+STOPPED: tuple[Event, ...] = (*WANTED, told("Abort"), ABORT_SENT, decode("failed"), prefill(), Completed(5))
+LATE_WANT: tuple[Event, ...] = (*WANTED[:3], WANT_SENT, prefill("failed"), Completed(4))
 
 GOOD: dict[str, tuple[Event, ...]] = {
-    "a late Want is refused": (*LATE_WANT, *[prefill()] * ANSWERED_IN, REFUSED, DRAINED, prefill()),
+    "a late Want is refused": (*LATE_WANT, *[prefill()] * ANSWERED_IN, STATUS, DRAINED, prefill()),
     "a late Want is on its way": (*LATE_WANT[:-1], *[prefill()] * 9),
-    "a Want that is lost": (*WANTED[:2], told("Want", copies=0), prefill(failed=(7,)), *[prefill()] * 9),
-    "a Want whose prompt is computed": (*WANTED[:3], asked_off(), Completed(4), *[prefill()] * 9),
+    "a Want that is lost": (*WANTED[:2], told("Want", copies=0), prefill("failed"), *[prefill()] * 9),
+    "a Want whose prompt is computed": (*WANTED[:3], WANT_SENT, Completed(4), *[prefill()] * 9),
     "refused before it failed": (
-        *(*WANTED[:3], asked_off(), Completed(4), REFUSED, DRAINED, prefill(), prefill(failed=(7,)), *[prefill()] * 9),
+        *(*WANTED[:3], WANT_SENT, Completed(4), STATUS, DRAINED, prefill(), prefill("failed"), *[prefill()] * 9),
     ),
     "the failure may be of another attempt": (
-        *(ProcessActs(RANK), Sent(7, 0, 40), prefill(failed=(7,)), Sent(7, 1, 40), *LATE_WANT[2:4], Completed(4)),
+        *(ProcessActs(RANK), Sent(7, 0, 40), prefill("failed"), Sent(7, 1, 40), *LATE_WANT[2:4], Completed(4)),
         *[prefill()] * 9,
     ),
-    "a failure is told behind Drained": (*STOPPED, DRAINED, REFUSED, DRAINED, prefill()),
+    "a failure is told behind Drained": (*STOPPED, DRAINED, STATUS, DRAINED, prefill()),
     "another attempt is reported": (*STOPPED, DRAINED, prefill(), told("Status", by=SOURCE, to=RANK, generation=2)),
-    "another rank's attempt is reported": (*STOPPED, DRAINED, prefill(), told("Status", by=SOURCE, to="decode-1")),
+    "another rank's attempt is reported": (*STOPPED, DRAINED, prefill(), ELSEWHERE),
     "a room": ROOM,
-    "a message that is lost was sent": (*WANTED[:2], told("Want", copies=0), decode(admitted=(7,))),
+    "a message that is lost was sent": (*WANTED[:2], told("Want", copies=0), decode("admitted")),
     "sent over the asynchronous path": (*WANTED, sealed(path="async.seal"), STATUS, prefill()),
-    "reported again": (*WANTED, *WRITTEN, STATUS, prefill(), told("Done"), decode(joined=(7,))),
+    "reported again": (*WANTED, *WRITTEN, STATUS, prefill(), told("Done"), decode("joined")),
     "a source was asked to stop": (*STOPPED, *[prefill()] * ANSWERED_IN, DRAINED, prefill()),
     "an answer that is lost was sent": (*STOPPED, told("Drained", by=SOURCE, to=RANK, copies=0), *[prefill()] * 9),
     "an abort that is on its way": (*STOPPED[:-1], *[prefill()] * 9),
-    "an abort that is lost": (*WANTED, told("Abort", copies=0), decode(failed=(7,)), *[prefill()] * 9),
-    "a source that stopped by itself": (*WANTED, DRAINED, decode(failed=(7,))),
-    "asked to stop after it had": (*WANTED, DRAINED, told("Abort"), sent_off(), decode(failed=(7,)), Completed(5)),
-    "failed before it was asked for": (ProcessActs(RANK), Sent(7, 0, 40), decode(failed=(7,))),
-    "failed after it arrived": (*ROOM, decode(failed=(7,))),
+    "an abort that is lost": (*WANTED, told("Abort", copies=0), decode("failed"), *[prefill()] * 9),
+    "a source that stopped by itself": (*WANTED, DRAINED, decode("failed")),
+    "asked to stop after it had": (*WANTED, DRAINED, told("Abort"), ABORT_SENT, decode("failed"), Completed(5)),
+    "failed before it was asked for": (ProcessActs(RANK), Sent(7, 0, 40), decode("failed")),
+    "failed after it arrived": (*ROOM, decode("failed")),
     "sent again, and failed before it was asked for": (
-        *(*WANTED, told("Abort"), decode(failed=(7,)), Sent(7, 1, 40), decode(failed=(7,))),
+        *(*WANTED, told("Abort"), decode("failed"), Sent(7, 1, 40), decode("failed")),
     ),
-    "a row of seals that is cleared": (*ROOM, cleared(), sealed(2, request=8), told("Status", by=SOURCE, to=RANK)),
+    "a row of seals that is cleared": (*ROOM, cleared(), sealed(2, request=8), STATUS),
     "another row of seals": (*ROOM, sealed(2, row=4, request=8)),
     "an error explains a missing answer": (*STOPPED, Broke("KV902", "TypeError", "no")),
 }
@@ -105,26 +93,23 @@ BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
     "a late Want is not refused": ("was not told so", (*LATE_WANT, *[prefill()] * (ANSWERED_IN + 1))),
     "another rank's late Want is refused": (
         "was not told so",
-        (*LATE_WANT, told("Status", by=SOURCE, to="decode-1"), *[prefill()] * (ANSWERED_IN + 1)),
+        (*LATE_WANT, ELSEWHERE, *[prefill()] * (ANSWERED_IN + 1)),
     ),
     "reported behind Drained": ("reports it later", (*STOPPED, DRAINED, prefill(), STATUS)),
-    "admitted, and not asked for": ("asked nobody", (*WANTED[:2], decode(admitted=(7,)))),
+    "admitted, and not asked for": ("asked nobody", (*WANTED[:2], decode("admitted"))),
     "asked for by one rank of two": ("decode-1 has admitted", (ProcessActs("decode-1"), *WANTED)),
     "a seal that is not reported": ("does not report it", (*WANTED, sealed(), prefill())),
     "a seal that is reported a round later": ("does not report it", (*WANTED, sealed(), prefill(), STATUS, prefill())),
-    "a seal that is reported to another rank": (
-        "does not report it",
-        (*WANTED, sealed(), told("Status", by=SOURCE, to="decode-1"), prefill()),
-    ),
-    "joined, and the source is not told": ("expected Done", (*WANTED, *WRITTEN, decode(joined=(7,)))),
-    "failed, and the source is not told": ("expected Abort", (*WANTED, decode(failed=(7,)))),
+    "a seal that is reported to another rank": ("does not report it", (*WANTED, sealed(), ELSEWHERE, prefill())),
+    "joined, and the source is not told": ("expected Done", (*WANTED, *WRITTEN, decode("joined"))),
+    "failed, and the source is not told": ("expected Abort", (*WANTED, decode("failed"))),
     "failed, and an earlier attempt's source was told": (
         "expected Abort",
-        (*WANTED, told("Abort", generation=0), decode(failed=(7,))),
+        (*WANTED, told("Abort", generation=0), decode("failed")),
     ),
     "failed, and one source of two is told": (
         "prefill-1",
-        (*WANTED[:3], told("Want", to="prefill-1"), WANTED[3], told("Abort"), decode(failed=(7,))),
+        (*WANTED[:3], told("Want", to="prefill-1"), WANTED[3], told("Abort"), decode("failed")),
     ),
     "asked to stop, and does not answer": ("has not answered", (*STOPPED, *[prefill()] * (ANSWERED_IN + 1))),
     "asked to stop at the end": ("has not answered", STOPPED),
@@ -155,5 +140,5 @@ def test_messages_that_were_not_sent_are_found(case: str) -> None:
 
 
 def test_findings_are_limited() -> None:
-    rounds = [decode(admitted=(number,)) for number in range(MAX_FINDINGS + 5)]
+    rounds = [Reported(end="decode", admitted=(number,)) for number in range(MAX_FINDINGS + 5)]
     assert len(judge(TransfersOracle(), History.of(ProcessActs(RANK), *rounds))) == MAX_FINDINGS

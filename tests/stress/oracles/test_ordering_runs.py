@@ -1,8 +1,4 @@
-"""The ordering oracle on the product: green as it is, and every wait that is taken out is missed, in one eager run.
-
-Invariants:
-- The runs here are eager: nothing goes wrong in them, so what is found comes from the edges alone.
-"""
+"""The ordering oracle on the product: green as it is, and every wait that is taken out is missed, in one eager run."""
 
 from __future__ import annotations
 
@@ -43,7 +39,6 @@ class RestoreTellsNobody(Offload):
     """The signal of a restore was never recorded, so that whoever waits for it does not wait."""
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """The copies are queued all the same."""
         super().restore(offloaded, holding)
         return self._backend.signal()
 
@@ -52,10 +47,9 @@ class SaveTellsNobody(Offload):
     """A save's signal was never recorded, and nothing pins what it reads: asking whether a pin is gone is an edge."""
 
     def _hold(self, kept: object, extent: Extent, done: Signal) -> None:
-        """No pin."""
+        return
 
     def save(self, holding: Holding) -> OffloadedKV:
-        """The copies are queued all the same."""
         return replace(super().save(holding), saved=self._backend.signal())
 
 
@@ -63,7 +57,6 @@ class RestoreMarksTooEarly(Offload):
     """The signal of a restore is recorded before its copies are queued."""
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """What it covers is the restore before."""
         done = self._backend.signal()
         self._backend.record(done, lane=self._h2d)
         super().restore(offloaded, holding)
@@ -74,7 +67,6 @@ class RestoreMarksTheOtherLane(Offload):
     """The signal of a restore is recorded in the lane of the saves."""
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """It is reached when nothing has been loaded."""
         done = super().restore(offloaded, holding)
         self._backend.record(done, lane=self._d2h)
         return done
@@ -84,7 +76,6 @@ class ClearsBesides(MetadataBuffers):
     """Metadata slots are cleared on a lane of their own, and nobody waits."""
 
     def clear(self, slot: int) -> None:
-        """The clear, without the wait."""
         forward, self._lane = self._lane, self._backend.lane("clear")
         wait, self._backend.wait = self._backend.wait, lambda signal, *, lane=None: None  # type: ignore[method-assign]
         super().clear(slot)
@@ -96,7 +87,6 @@ class ZeroesBesides(KVPool):
     """State slots are zeroed on the lane of the loads."""
 
     def open(self, request: int) -> Holding | None:
-        """The forward lane does not wait for it."""
         forward, self.forward = self.forward, self.backend.lane("h2d")
         holding = super().open(request)
         self.forward = forward

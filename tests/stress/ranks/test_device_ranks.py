@@ -1,8 +1,4 @@
-"""Ranks that share memory of a device by CUDA IPC, as real processes.
-
-Invariants:
-- It imports no command and no rig, so that it runs wherever there are torch, pytest and a GPU.
-"""
+"""Ranks that share memory of a device by CUDA IPC, as real processes; runs wherever torch, pytest and a GPU are."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What is made of the ranks' reports, and what a stressed wire does with a leg: on literal values, without processes.
-
-Invariants:
-- Each report but the good ones is a lie or a bug that the verdict has to see.
-"""
+"""The verdict on the ranks' reports, and a stressed wire that holds a leg: on literal values, without processes."""
 
 from __future__ import annotations
 
@@ -77,46 +73,29 @@ def both(change: Callable[[RankReport], object]) -> dict[str, Callable[[RankRepo
     return {"decode_0": change, "decode_1": change}
 
 
-LIES: dict[str, tuple[dict[str, Callable[[RankReport], object]], str, str]] = {
-    "failed for nothing": (
-        both(lambda report: (report.finished.pop(2), report.failed.update({2: "x"}))),
-        "KV604",
-        "it had no fault: x",
-    ),
-    "failed for nothing at the prefill end": (
-        {"prefill_0": lambda report: report.failed.update({1: "x"})},
-        "KV604",
-        "prefill-0: request 1 failed, and it had no fault",
-    ),
-    "its reason hides the fault": (
-        {name: lambda report: report.failed.update({3: "oops"}) for name in ("prefill_0", "decode_0", "decode_1")},
-        "KV603",
-        "its reason does not say 'refused' and 'kv'",
-    ),
+EVERYWHERE = ("prefill_0", "decode_0", "decode_1")
+LIES: dict[str, tuple[str, dict[str, Callable[[RankReport], object]]]] = {
+    "failed for nothing": ("KV604", both(lambda each: (each.finished.pop(2), each.failed.update({2: "x"})))),
+    "failed for nothing at the prefill end": ("KV604", {"prefill_0": lambda each: each.failed.update({1: "x"})}),
+    "its reason hides the fault": ("KV603", dict.fromkeys(EVERYWHERE, lambda each: each.failed.update({3: "oops"}))),
     "finished in spite of the fault": (
-        both(lambda report: (report.failed.pop(3), report.finished.update({3: TOKENS[3]}))),
         "KV203",
-        "finished though a write of its kv was refused",
+        both(lambda each: (each.failed.pop(3), each.finished.update({3: TOKENS[3]}))),
     ),
-    "finished after the abort": (
-        both(lambda report: report.finished.update({4: TOKENS[4]})),
-        "KV602",
-        "request 4 finished after it had been aborted",
-    ),
+    "finished after the abort": ("KV602", both(lambda each: each.finished.update({4: TOKENS[4]}))),
     "one rank did not abort": (
-        {"decode_1": lambda report: (report.aborted.clear(), report.failed.update({4: "aborted"}))},
         "KV601",
-        "decided differently",
+        {"decode_1": lambda each: (each.aborted.clear(), each.failed.update({4: "aborted"}))},
     ),
-    "forgotten": (both(lambda report: report.aborted.clear()), "KV901", "request 4 neither finished nor failed"),
+    "forgotten": ("KV901", both(lambda each: each.aborted.clear())),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_seen(lie: str) -> None:
-    changes, code, text = LIES[lie]
+    code, changes = LIES[lie]
     found = judge(reports(**changes), SHAPE, LOAD, TOKENS).findings
-    assert any(each.code == code and text in each.message for each in found), found
+    assert code in {each.code for each in found}, found
 
 
 def test_an_abort_that_one_rank_heard_of_behind_the_failure_is_no_disagreement() -> None:
@@ -130,9 +109,9 @@ def test_an_abort_that_one_rank_heard_of_behind_the_failure_is_no_disagreement()
 
 
 def test_trouble_excuses_failures_and_nothing_else() -> None:
-    failed, _, _ = LIES["failed for nothing"]
+    _, failed = LIES["failed for nothing"]
     assert judge(reports(**failed), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings == ()
-    finished, code, _ = LIES["finished in spite of the fault"]
+    code, finished = LIES["finished in spite of the fault"]
     found = judge(reports(**finished), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings
     assert code in {each.code for each in found}
 
@@ -182,19 +161,19 @@ def test_a_held_leg_holds_its_own_room_alone_and_keeps_the_order() -> None:
     assert through[4:] == [*((leg, 2) for leg in WAY), ("Status", 2)]
 
 
-@pytest.mark.parametrize("end", [Drained(room=2, generation=1), Status(room=2, generation=1, is_ok=False, reason="x")])
-def test_what_is_held_is_never_written_once_the_room_is_over(end: Message) -> None:
+@pytest.mark.parametrize(
+    ("end", "is_over"),
+    [
+        (Drained(room=2, generation=1), True),
+        (Status(room=2, generation=1, is_ok=False, reason="x"), True),
+        (Drained(room=2, generation=0), False),
+    ],
+)
+def test_what_is_held_is_never_written_once_the_room_is_over(end: Message, is_over: bool) -> None:
     wire, through, _ = stressed(held=0.0)
     legs(wire, 2)
     wire.send("decode-0", end)
-    assert wire.receive() == [] and through == [(type(end).__name__, 2)]
-
-
-def test_the_end_of_an_older_attempt_drops_nothing() -> None:
-    wire, through, _ = stressed(held=0.0)
-    legs(wire, 2)
-    wire.send("decode-0", Drained(room=2, generation=0))
-    assert wire.receive() == [] and ("kv", 2) in through
+    assert wire.receive() == [] and (through == [(type(end).__name__, 2)]) is is_over
 
 
 def test_a_held_write_that_fails_ends_its_room() -> None:

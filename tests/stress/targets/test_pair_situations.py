@@ -1,9 +1,4 @@
-"""What a pair says of its requests and rooms, and what can be made to happen to them.
-
-Invariants:
-- Where a request stands is compared with the operations that have been submitted and have run.
-- Whatever is made to happen, every request ends, and everything is free afterwards.
-"""
+"""What a pair says of its requests and rooms, and what can be made to happen to them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""Each state of a prefix and an object is told as it is, and only what is legal in it can be made to happen.
-
-Invariants:
-- Copies stand still where a test holds their lane back, so a state lasts until the test ends it.
-- Whatever was done, the cache counts right afterwards and serves what was computed.
-"""
+"""Each state of a prefix and an object is told as it is, and only what is legal in it can be made to happen."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields, replace
 
 import pytest
 from cache.hicache.test_hicache_life import HeldBack
@@ -21,7 +17,7 @@ from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.stress.history import History
-from kvcheck.core.stress.targets.prefixes import CachedPrefixes
+from kvcheck.core.stress.targets.prefixes import CachedPrefixes, Neighbours, others_of
 from kvcheck.core.stress.targets.target import Standing
 from kvcheck.core.stress.workload.events import Happened
 
@@ -276,3 +272,31 @@ def test_an_object_that_is_deleted_while_it_is_read_ends_the_prefix_before_it() 
     made.rig.cache.settle()
     assert made.rig.tree.match(tokens).pages == 2
     made.close()
+
+
+# Owners of one store
+
+MINE = Namespace(model="m", dtype="bf16", layout="units", page_size=16, rank=1, ranks=2)
+CHAIN = (b"a" * 32, b"b" * 32)
+SIZES = {"full": 100, "state": 7}
+
+
+def test_each_neighbour_differs_in_one_field() -> None:
+    names = [row.name for row in fields(Namespace)]
+    differing = [[name for name in names if getattr(each, name) != getattr(MINE, name)] for each in others_of(MINE)]
+    assert differing == [["model"], ["dtype"], ["layout"], ["rank"]]
+    assert all(each.rank < each.ranks for each in others_of(MINE))
+    assert len(others_of(replace(MINE, rank=0, ranks=1))) == 3, "an only rank has no other"
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_their_objects_lie_under_their_own_keys(turn: int) -> None:
+    store = MemoryStore()
+    neighbours = Neighbours(store, MINE, StorageTier.key_of, SIZES)
+    neighbours.serve(CHAIN, turn)
+    assert len(store.keys()) == len(CHAIN) * len(SIZES)
+    assert all(
+        store.get(StorageTier.key_of(MINE, space, each), SIZES[space]) is None for space in SIZES for each in CHAIN
+    )
+    theirs = others_of(MINE)[turn]
+    assert {len(store.get(theirs.key("full", each), 100) or b"") for each in CHAIN} == {100}

@@ -1,8 +1,4 @@
-"""HostInspector: what lies on the host is compared with what was computed, and each kind of damage is named.
-
-Invariants:
-- Good words are written here by the content rule, word by word, and damage is done to one of them at a time.
-"""
+"""HostInspector: what lies on the host is compared with what was computed, and each kind of damage is named."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ import torch
 from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base import content
-from kvcheck.core.cache.events import Event
+from kvcheck.core.cache.events import Event, LookedUp
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.stress.workload.events import Saw, Verified
-from kvcheck.core.stress.workload.host_inspector import HostInspector
+from kvcheck.core.stress.workload.events import Forward, Saw, Verified
+from kvcheck.core.stress.workload.host_inspector import HostHits, HostInspector
 from kvcheck.core.stress.workload.mismatch import Mismatch
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
@@ -208,3 +204,29 @@ def test_equal_outputs_of_equal_prompts_are_each_their_authors_but_never_mixed(n
     mixed[0, 0, 0] = word
     inspect(rig, inspector, space, (b"abc",))
     assert sink.found
+
+
+# Pages of a request that came from the host
+
+
+def lookup(request: int, *, device: int, pages: int) -> LookedUp:
+    return LookedUp(request, (b"a", b"b", b"c"), pages, device, False, 0)
+
+
+def test_what_lies_behind_the_device_s_pages_was_loaded() -> None:
+    heard: list[Event] = []
+    hits = HostHits(heard.append)
+    told = [lookup(1, device=1, pages=3), lookup(2, device=2, pages=2), Forward(1, 24, 30)]
+    for event in told:
+        hits(event)
+    assert heard == told
+    assert (hits.pages(1, 3), hits.pages(2, 2), hits.pages(3, 0)) == (range(1, 3), range(2, 2), range(0))
+
+
+def test_the_last_lookup_counts_and_only_where_the_request_began_behind_it() -> None:
+    hits = HostHits(lambda event: None)
+    hits(lookup(1, device=0, pages=3))
+    hits(lookup(1, device=1, pages=2))
+    assert hits.pages(1, 2) == range(1, 2)
+    assert hits.pages(1, 0) == range(0), "computed anew: nothing was loaded"
+    assert hits.pages(1, 3) == range(0), "what the first lookup found was given up"

@@ -1,8 +1,4 @@
-"""The known-answer decoder on a pool by itself: right answers, and which row of which layer each of them needs.
-
-Invariants:
-- No scheduler and no target takes part: requests are computed chunk by chunk on an eager backend.
-"""
+"""The known-answer decoder on a pool by itself: right answers, and which row of which layer each of them needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Rooms whose seal never fits: the failure says which buffer, layer and page of which source holds what instead.
 
-Invariants:
-- The engine differs from the fixed one in what one writer sends; the seal is right, so the room can only be too late.
+The engine differs from the fixed one in what one writer sends; the seal is right, so the room can only be too late.
 """
 
 from __future__ import annotations
@@ -26,31 +25,19 @@ from kvcheck.core.stress.targets.mutants import mutant
 from kvcheck.core.stress.targets.target import FIXED
 from kvcheck.core.stress.workload.events import RoomDrained, Unsealed
 
-
-class LeavesOut(Writer):
-    """One buffer is not sent."""
-
-    buffer = ""
-
-    def write(
-        self, want: Want, peer: str, leg: str, pairs: Mapping[str, IndexArray], *, after: Sequence[Signal]
-    ) -> None:
-        whole = self._layout
-        self._layout = replace(whole, buffers=tuple(each for each in whole.buffers if each.name != self.buffer))
-        super().write(want, peer, leg, pairs, after=after)
-        self._layout = whole
+Pairs = Mapping[str, IndexArray]
+After = Sequence[Signal]
 
 
-class LeavesOutV(LeavesOut):
-    buffer = "v"
+def leaves_out(buffer: str) -> type[Writer]:
+    class LeavesOut(Writer):
+        def write(self, want: Want, peer: str, leg: str, pairs: Pairs, *, after: After) -> None:
+            whole = self._layout
+            self._layout = replace(whole, buffers=tuple(each for each in whole.buffers if each.name != buffer))
+            super().write(want, peer, leg, pairs, after=after)
+            self._layout = whole
 
-
-class LeavesOutIndex(LeavesOut):
-    buffer = "index_k_with_scale"
-
-
-class LeavesOutStates(LeavesOut):
-    buffer = "ssm"
+    return LeavesOut
 
 
 class CrossedWire:
@@ -59,18 +46,14 @@ class CrossedWire:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def write(
-        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
-    ) -> Signal:
+    def write(self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: After) -> Signal:
         other = {"full.k": "full.v", "full.v": "full.k"}
         crossed = [replace(each, target=other.get(each.target, each.target)) for each in writes]
         return self._wire.write(peer, leg, crossed, ticket=ticket, after=after)
 
 
 class ExchangesBuffers(Writer):
-    def write(
-        self, want: Want, peer: str, leg: str, pairs: Mapping[str, IndexArray], *, after: Sequence[Signal]
-    ) -> None:
+    def write(self, want: Want, peer: str, leg: str, pairs: Pairs, *, after: After) -> None:
         own = self._wire
         self._wire = CrossedWire(own)  # type: ignore[assignment]
         super().write(want, peer, leg, pairs, after=after)
@@ -80,9 +63,7 @@ class ExchangesBuffers(Writer):
 class ExchangesHeads(Writer):
     """Of two sources of one row, each writes where the other does."""
 
-    def write(
-        self, want: Want, peer: str, leg: str, pairs: Mapping[str, IndexArray], *, after: Sequence[Signal]
-    ) -> None:
+    def write(self, want: Want, peer: str, leg: str, pairs: Pairs, *, after: After) -> None:
         own = self._slices[peer]
         self._slices[peer] = {key: replace(each, target_first=1 - each.target_first) for key, each in own.items()}
         super().write(want, peer, leg, pairs, after=after)
@@ -92,15 +73,11 @@ class ExchangesHeads(Writer):
 class SendsTheFirstPage(Writer):
     """Every page of a prompt is sent as its first one."""
 
-    def write(
-        self, want: Want, peer: str, leg: str, pairs: Mapping[str, IndexArray], *, after: Sequence[Signal]
-    ) -> None:
-        first = {
-            space: np.column_stack(
-                [np.full(len(rows), FIRST_PAGE.setdefault((peer, want.room), rows[0, 0])), rows[:, 1]]
-            )
-            for space, rows in pairs.items()
-        }
+    def write(self, want: Want, peer: str, leg: str, pairs: Pairs, *, after: After) -> None:
+        first: dict[str, IndexArray] = {}
+        for space, rows in pairs.items():
+            page = FIRST_PAGE.setdefault((peer, want.room), rows[0, 0])
+            first[space] = np.column_stack([np.full(len(rows), page), rows[:, 1]])
         super().write(want, peer, leg, first, after=after)
 
 
@@ -119,27 +96,21 @@ def failures(writer: type[Writer], shape: str, ranks: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("writer", "shape", "ranks", "buffer", "texts"),
     [
-        (LeavesOutV, "llama-3-tiny", "1x1", "v", ("v, layer 0, page", "which prefill-0 had to write", "never written")),
-        (LeavesOutV, "gpt-oss-tiny", "1x1", "v", ("v, layer", "never written")),
-        (LeavesOutIndex, "glm-5.1-tiny", "1x1", "index_k_with_scale", ("index_k_with_scale.key, layer 0", "never wr")),
-        (LeavesOutStates, "qwen3-next-tiny", "1x1", "ssm", ("ssm, layer", "slot", "never written")),
-        (ExchangesBuffers, "llama-3-tiny", "1x1", "k", ("k, layer 0, page", "the words of buffer v of request")),
-        (
-            ExchangesHeads,
-            "llama-3-tiny",
-            "2x1",
-            "k",
-            ("which prefill-0 had to write", "the words of head 1 of request"),
-        ),
-        (SendsTheFirstPage, "llama-3-tiny", "1x1", "k", ("k, layer 0, page", "holds the bytes of position")),
+        (leaves_out("v"), "llama-3-tiny", "1x1", "v", "v, layer 0, page ... which prefill-0 had ... never written"),
+        (leaves_out("v"), "gpt-oss-tiny", "1x1", "v", "v, layer ... never written"),
+        (leaves_out("index_k_with_scale"), "glm-5.1-tiny", "1x1", "index_k_with_scale", ".key, layer 0 ... never wr"),
+        (leaves_out("ssm"), "qwen3-next-tiny", "1x1", "ssm", "ssm, layer ... slot ... never written"),
+        (ExchangesBuffers, "llama-3-tiny", "1x1", "k", "k, layer 0, page ... words of buffer v of request"),
+        (ExchangesHeads, "llama-3-tiny", "2x1", "k", "which prefill-0 had to write ... words of head 1 of request"),
+        (SendsTheFirstPage, "llama-3-tiny", "1x1", "k", "k, layer 0, page ... holds the bytes of position"),
     ],
 )
 def test_a_room_that_is_too_late_says_what_its_memory_holds(
-    writer: type[Writer], shape: str, ranks: str, buffer: str, texts: Sequence[str]
+    writer: type[Writer], shape: str, ranks: str, buffer: str, texts: str
 ) -> None:
     found = failures(writer, shape, ranks)
     assert found and found[0].buffer == buffer, found
-    assert all(text in found[0].message for text in texts), found[0].message
+    assert all(text in found[0].message for text in texts.split(" ... ")), found[0].message
     assert found[0].layer is not None and found[0].page is not None
 
 

@@ -1,8 +1,4 @@
-"""The sites of a shape: words that its decoder wrote, and that were then moved, are named by where they were written.
-
-Invariants:
-- The engine is the fixed one and runs eagerly; its memory is changed between two rounds, by the test alone.
-"""
+"""The sites of a shape: words that its decoder wrote, then moved, are named by where they were written."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from tools.engines import verdicts
 
 
 def said(folder: Path, *arguments: str) -> str:
-    """What a command says, run in that folder."""
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as text:
         run([*arguments])
     return text.getvalue()

@@ -15,7 +15,6 @@ CELL = ["--scenario", "retract-resume", "--shape", "llama-3-tiny", "--schedules"
 
 
 def status_of(words: list[str]) -> object:
-    """How the program ends."""
     try:
         return main(words)
     except SystemExit as ended:
@@ -25,15 +24,15 @@ def status_of(words: list[str]) -> object:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["hicach"], "hicach: expected a file or folder below kvcheck/core/cache"),
-        (["--operator", "drop"], "argument --operator: invalid choice: 'drop' (choose from 'delete-call'"),
-        (["--sample", "0"], "argument --sample: expected a number, at least 1"),
-        (["--cpu", "0"], "argument --cpu: expected a number, at least 1"),
-        (["--survivors"], "expected --again beside it"),
-        (["--edits", "bugs.json", "--sample", "3"], "--edits judges the edits of its file"),
-        (["--again", "nowhere"], "cannot read nowhere"),
-        (["pools/nsa.py", "--operator", "turn-loop"], "no edit is left to judge"),
-        (["pools/nsa.py", "--scenario", "retract"], "unknown scenario 'retract'"),
+        (["hicach"], "hicach"),
+        (["--operator", "drop"], "--operator"),
+        (["--sample", "0"], "--sample"),
+        (["--cpu", "0"], "--cpu"),
+        (["--survivors"], "--again"),
+        (["--edits", "bugs.json", "--sample", "3"], "--edits"),
+        (["--again", "nowhere"], "nowhere"),
+        (["pools/nsa.py", "--operator", "turn-loop"], "no edit is left"),
+        (["pools/nsa.py", "--scenario", "retract"], "'retract'"),
     ],
 )
 def test_bad_usage_exits_2_before_anything_runs(
@@ -77,7 +76,6 @@ def test_a_list_by_hand_that_cannot_be_put_in_exits_2(
 
 
 def interrupt(*_: object) -> str:
-    """What Ctrl-C does."""
     raise KeyboardInterrupt
 
 

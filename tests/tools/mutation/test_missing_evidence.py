@@ -28,14 +28,12 @@ class FixedRunner:
         self.ran: list[int] = []
 
     def run(self, plan: Plan) -> Outcome:
-        """One schedule."""
         self.ran.append(plan.schedule)
         count = self.rows[plan.schedule]
         finding = Finding(code="KV102", oracle="content", message="", scenario="", shape="", schedule="", replay="")
         return Outcome(plan=plan, findings=(finding,) if count < 0 else (), evidence=loads(max(0, count)), digest=0)
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
-        """No load at all."""
         return None if total.loads else "nothing was loaded"
 
 

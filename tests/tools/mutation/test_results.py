@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_a_line_that_was_cut_short_is_judged_again(tmp_path: Path) -> None:
 
 def test_results_of_another_campaign_are_refused(tmp_path: Path) -> None:
     ResultFile(tmp_path).open(CAMPAIGN)
-    with pytest.raises(UsageError, match=r"got seed 1, not 2; choose another --out"):
+    with pytest.raises(UsageError, match="--again"):
         ResultFile(tmp_path).open(dataclasses.replace(CAMPAIGN, seed=2))
 
 
@@ -68,11 +67,17 @@ def test_what_are_no_results_is_a_usage_error(tmp_path: Path, text: str) -> None
         read_results(path)
 
 
-def test_a_kill_is_as_expected_if_its_code_is() -> None:
-    assert result("one", code="KV102").is_expected
-    assert result("one", code="KV102", expect=("KV101", "KV102")).is_expected
-    assert not result("one", code="KV102", expect=("KV101",)).is_expected
-    assert not result("one", "survived", expect=("KV101",)).is_expected
+@pytest.mark.parametrize(
+    ("outcome", "expect", "is_expected"),
+    [
+        ("killed", (), True),
+        ("killed", ("KV101", "KV102"), True),
+        ("killed", ("KV101",), False),
+        ("survived", ("KV102",), False),
+    ],
+)
+def test_a_kill_is_as_expected_if_its_code_is(outcome: str, expect: tuple[str, ...], is_expected: bool) -> None:
+    assert result("one", outcome, code="KV102", expect=expect).is_expected == is_expected
 
 
 def test_the_list_of_equivalent_edits_needs_arguments_and_known_ids(tmp_path: Path) -> None:
@@ -99,20 +104,22 @@ def test_every_listed_edit_is_one_of_the_source_as_it_is() -> None:
     assert not both, "an equivalent edit is no survivor"
 
 
-def test_a_survivor_has_its_reason_and_a_legal_choice_is_none() -> None:
-    result = Result(id="a", file="f", line_number=1, function="g", operator="drop-not", diff="", outcome="survived")
+@pytest.mark.parametrize(
+    ("name", "outcome", "expected", "reason"),
+    [
+        ("e", "survived", "equivalent", "nobody reads it"),
+        ("a", "survived", "legal", "a legal choice: either will do"),
+        ("a", "crash", "crash", "a legal choice: either will do"),
+        ("b", "survived", "survived", "it only costs time"),
+        ("c", "survived", "survived", ""),
+        ("a", "killed", "killed", ""),
+        ("a", "unclear", "unclear", ""),
+        ("e", "killed", "killed", ""),
+    ],
+)
+def test_a_survivor_has_its_reason_and_a_legal_choice_is_none(
+    name: str, outcome: str, expected: str, reason: str
+) -> None:
     left = {"a": "a legal choice: either will do", "b": "it only costs time"}
-    equivalent = {"e": "nobody reads it"}
-
-    def told(each: Result) -> Result:
-        return explained(each, equivalent, left)
-
-    late = told(replace(result, id="e"))
-    assert (late.outcome, late.reason) == ("equivalent", "nobody reads it")
-    assert (told(result).outcome, told(result).reason) == ("legal", "a legal choice: either will do")
-    other = replace(result, id="b")
-    assert (told(other).outcome, told(other).reason) == ("survived", "it only costs time")
-    found = replace(result, id="e", outcome="killed")
-    for same in (replace(result, outcome="killed"), replace(result, id="c"), replace(result, outcome="unclear"), found):
-        assert told(same) == same, "what a run finds is no legal choice"
-    assert told(replace(result, outcome="crash")).outcome == "crash"
+    told = explained(result(name, outcome), {"e": "nobody reads it"}, left)
+    assert (told.outcome, told.reason) == (expected, reason)

@@ -1,8 +1,4 @@
-"""Trials: edits that are killed, survive, loop, die or cannot be imported, each judged in a forked process.
-
-Invariants:
-- Every text is put into the cache as an edit would be; the files stay as they are.
-"""
+"""Trials: edits that are killed, survive, loop, die or cannot be imported, each judged in a forked process."""
 
 from __future__ import annotations
 

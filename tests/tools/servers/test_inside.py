@@ -1,8 +1,4 @@
-"""What is put into a server's process: after which module, how it is counted, and what a stand-in refuses.
-
-Invariants:
-- Modules of an engine are a few lines each, under the names of SGLang's.
-"""
+"""What is put into a server's process: after which module, how it is counted, and what a stand-in refuses."""
 
 from __future__ import annotations
 

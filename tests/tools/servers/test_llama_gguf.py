@@ -1,8 +1,4 @@
-"""A known-answer model as a GGUF file: what is read back from its bytes, and that the rotation stays the same.
-
-Invariants:
-- The reader here knows the format from its description, not from the writer.
-"""
+"""A known-answer model as a GGUF file: what is read back from its bytes, and that the rotation stays the same."""
 
 from __future__ import annotations
 
@@ -23,8 +19,6 @@ SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 
 
 class Reader:
-    """The values and tensors of a GGUF file."""
-
     def __init__(self, file: Path) -> None:
         self._data, self._at = file.read_bytes(), 0
         assert self._data[:4] == b"GGUF"

@@ -1,19 +1,12 @@
-"""When a trial of own models plants a page, and which one; without a server.
-
-Invariants:
-- The page of a needle is the one whose code the request asks for.
-"""
+"""When a trial of own models plants a page, and which one; without a server."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Sending
 from kvcheck.core.live.own.prompts import FRAME, OwnQuestions, ids_of
-from tools.servers.faults.planting import Held, Order, Planter, Row
 from tools.servers.own_trials import CASES, FIRST, Case, _plan
 
 
@@ -43,15 +36,3 @@ def test_a_run_without_a_fault_plants_nothing_and_a_stale_page_once() -> None:
     assert not any(_plan(of("sglang-equal"), 3, 16)(count, asked) for count in range(50))
     orders = [_plan(of("sglang-stale"), 3, 16)(count, asked) for count in range(50)]
     assert [at for at, each in enumerate(orders) if each is not None] == [3]
-
-
-def test_a_foreign_page_of_the_same_place_comes_before_others(tmp_path: Path) -> None:
-    planter = Planter(tmp_path / "orders", tmp_path / "log", 16)
-    planter.wrote(0, [Row(request="a", computed=0, length=48, blocks=[1, 2, 3])])
-    planter.wrote(0, [Row(request="b", computed=0, length=48, blocks=[4, 5, 6])])
-    row = Row(request="b", computed=0, length=48, blocks=[4, 5, 6])
-    assert [held for _, held in planter.sources(row)] == [Held("a", 2), Held("a", 1), Held("a", 0)]
-    assert planter.sources(row, 1)[0] == (2, Held("a", 1))
-    order = Order(kind="foreign", layer=0, page=1, same=1)
-    order.give(tmp_path / "orders")
-    assert planter.order() == order

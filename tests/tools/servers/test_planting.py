@@ -1,8 +1,4 @@
-"""Which pages a planted fault falls on, and what is noted of it: batches of a few requests, written out.
-
-Invariants:
-- Pages have four tokens; block numbers tell the requests apart.
-"""
+"""Which pages a planted fault falls on. Pages have four tokens; block numbers tell requests apart."""
 
 from __future__ import annotations
 
@@ -29,13 +25,13 @@ def test_pages_that_a_step_fills_are_those_it_writes_from_the_first_token_to_the
     assert [*row("a", 3, 4, 1).filled(4)] == [], "a decode fills no page alone"
 
 
-def test_an_order_is_done_as_often_as_it_says_and_a_new_one_begins_again(planter: Planter) -> None:
+def test_an_order_is_done_once_and_a_new_one_begins_again(planter: Planter) -> None:
     assert planter.order() is None
     batch = [row("a", 0, 12, 1, 2, 3), row("b", 0, 3, 4), row("c", 8, 16, 1, 2, 5, 6)]
-    order = Order(kind="stale", layer=2, page=-1, every=2, most=1)
+    order = Order(kind="foreign", layer=2, page=-1, same=1)
     order.give(planter.orders)
     assert planter.order() == order
-    assert [(each.request, page) for each, page in planter.candidates(order, batch)] == [("c", 3)]
+    assert [(each.request, page) for each, page in planter.candidates(order, batch)] == [("a", 2), ("c", 3)]
     planter.planted(order, batch[2], 3, None)
     assert planter.order() is None, "one page was ordered"
     Order(kind="stale", layer=1, page=0).give(planter.orders)
@@ -50,6 +46,7 @@ def test_a_foreign_page_comes_from_another_request_the_latest_first(planter: Pla
     held = planter.sources(row("b", 0, 8, 3, 4))
     assert held == [(1, Held("c", 0))], "block 2 is being written for b; 1 was a's once"
     assert planter.sources(row("c", 0, 4, 1)) == [(4, Held("b", 1)), (3, Held("b", 0))]
+    assert planter.sources(row("c", 0, 4, 1), 0)[0] == (3, Held("b", 0)), "the same place comes before all others"
 
 
 def test_the_log_has_who_reads_a_damaged_page_until_it_is_written_again(planter: Planter) -> None:
@@ -77,7 +74,7 @@ def test_the_log_has_who_reads_a_damaged_page_until_it_is_written_again(planter:
     ]
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "late"}, {"layer": -1}, {"every": 0}, {"most": 0}])
+@pytest.mark.parametrize("wrong", [{"kind": "late"}, {"layer": -1}])
 def test_an_order_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="an order has"):
         Order(**{"kind": "stale", "layer": 0, "page": 0, **wrong})  # type: ignore[arg-type]

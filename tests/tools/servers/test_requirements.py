@@ -1,8 +1,4 @@
-"""What an environment of a server is given: requirements of a wheel, less what a CPU server never loads.
-
-Invariants:
-- METADATA is literal; each rule has a line of it.
-"""
+"""What an environment of a server is given: requirements of a wheel, less what a CPU server never loads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The frame that starts and stops servers of engines, with a server of the standard library in an engine's place.
-
-Invariants:
-- Each test says which processes there were, and sees them gone.
-"""
+"""The frame that starts and stops servers of engines, with a server of the standard library in an engine's place."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ with serving([command], folder=folder, within_s=60):
 
 
 def command(mode: str, name: str = "engine") -> Command:
-    """The engine's stand-in."""
     (port,) = free_ports(1)
     words = (sys.executable, "-c", ENGINE, mode, str(port))
     return Command(name=name, words=words, port=port, variables={"GIVEN": "yes"}, health="/ready")

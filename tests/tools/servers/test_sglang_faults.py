@@ -1,7 +1,6 @@
-"""Faults in SGLang: a model runner, a pool and a host pool of a few lines, under the names that the faults look for.
+"""Faults in SGLang: a model runner and pools of a few lines, under the names that the faults look for.
 
-Invariants:
-- A page has two tokens; the pool holds six pages of one layer. What a request writes is its own number.
+A page has two tokens; the pool holds six pages of one layer. What a request writes is its own number.
 """
 
 from __future__ import annotations
@@ -52,22 +51,6 @@ class LatentPool:
 LATENT_WRITES = ("set_kv_buffer", "set_mla_kv_buffer")
 
 
-class HostPool:
-    """SGLang's MHATokenToKVPoolHost: what it holds is 9 everywhere."""
-
-    page_size = PAGE
-
-    def __init__(self, pool: Pool) -> None:
-        self.device_k_buffers, self.device_v_buffers = pool.k_buffer, pool.v_buffer
-
-    def load_to_device_per_layer(
-        self, _: Pool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
-    ) -> None:
-        assert io_backend == "kernel" and len(host_indices) == len(device_indices)
-        self.device_k_buffers[layer_id][device_indices] = 9.0
-        self.device_v_buffers[layer_id][device_indices] = 9.0
-
-
 class Runner:
     """SGLang's ModelRunner: each request of a step writes its number into the slots that are new."""
 
@@ -84,18 +67,15 @@ class Runner:
 
 
 class Engine:
-    """The three of them with the faults in place."""
-
     def __init__(self, folder: Path) -> None:
         self.faults = Faults(folder / "orders", folder / "log")
         names = {"ModelRunner": Runner, "MHATokenToKVPool": Pool, "MLATokenToKVPool": LatentPool}
-        names["MHATokenToKVPoolHost"] = HostPool
         for _, change in self.faults.changes():
             module = ModuleType("engine")
             vars(module).update(names)
             change(module)
         self.pool = Pool()
-        self.host, self.runner = HostPool(self.pool), Runner(self.pool)
+        self.runner = Runner(self.pool)
 
     def step(self, *requests: tuple[str, int, int, Sequence[int]], is_prefill: bool = True) -> None:
         """Run (request, tokens that are there, tokens afterwards, pages)."""
@@ -113,11 +93,6 @@ class Engine:
             )
         )
 
-    def load(self, *pages: int) -> None:
-        """Bring these pages from the host tier."""
-        slots = torch.tensor([page * PAGE + at for page in pages for at in range(PAGE)])
-        self.host.load_to_device_per_layer(self.pool, slots, slots, 0, "kernel")
-
     def holds(self) -> list[float]:
         """The first key of each page; the values are the same."""
         assert torch.equal(self.pool.k_buffer[0], self.pool.v_buffer[0])
@@ -126,15 +101,12 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    for of, name in ((Runner, "forward"), (Pool, "set_kv_buffer"), (HostPool, "load_to_device_per_layer")):
+    for of, name in ((Runner, "forward"), (Pool, "set_kv_buffer"), *((LatentPool, write) for write in LATENT_WRITES)):
         monkeypatch.setattr(of, name, getattr(of, name))  # put back afterwards
-    for name in LATENT_WRITES:
-        monkeypatch.setattr(LatentPool, name, getattr(LatentPool, name))
     return Engine(tmp_path)
 
 
 def planted(engine: Engine) -> list[tuple[object, ...]]:
-    """Events in short."""
     return [(each["event"], each.get("request"), each.get("positions")) for each in events(engine.faults.log)]
 
 
@@ -145,38 +117,27 @@ def test_without_an_order_every_request_finds_what_it_wrote(engine: Engine) -> N
     assert planted(engine) == []
 
 
+@pytest.mark.parametrize("write", [None, *LATENT_WRITES])
 @pytest.mark.parametrize(
     ("kind", "after"),
     [("stale", [0, 1, 1, 0, 2, 2]), ("foreign", [0, 1, 1, 1, 2, 2])],
 )
 def test_a_page_of_a_prefill_keeps_its_former_content_or_gets_another_requests(
-    engine: Engine, kind: str, after: list[float]
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, write: str | None, kind: str, after: list[float]
 ) -> None:
+    held = engine.pool.k_buffer
+    if write is not None:
+        latents = LatentPool()
+        monkeypatch.setattr(latents, "set_kv_buffer", getattr(latents, write))
+        engine.runner.token_to_kv_pool = latents  # type: ignore[assignment]
+        held = latents.kv_buffer
     engine.step(("1", 0, 4, [1, 2]))
     Order(kind=kind, layer=0, page=0).give(engine.faults.orders)
     engine.step(("2", 0, 6, [3, 4, 5]))
-    assert engine.holds() == after
+    assert held[0][::PAGE, 0, 0].tolist() == after
     assert planted(engine) == [("planted", "2", [0, 1])]
     engine.step(("3", 2, 4, [3, 1]))
     assert planted(engine)[1:] == [("reads", "3", None)], "a hit of the damaged page"
-
-
-@pytest.mark.parametrize("write", LATENT_WRITES)
-@pytest.mark.parametrize(
-    ("kind", "after"),
-    [("stale", [0, 1, 1, 0, 2, 2]), ("foreign", [0, 1, 1, 1, 2, 2])],
-)
-def test_a_page_of_latents_is_damaged_as_one_of_keys_and_values_is(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, write: str, kind: str, after: list[float]
-) -> None:
-    pool = LatentPool()
-    monkeypatch.setattr(pool, "set_kv_buffer", getattr(pool, write))
-    engine.runner.token_to_kv_pool = pool  # type: ignore[assignment]
-    engine.step(("1", 0, 4, [1, 2]))
-    Order(kind=kind, layer=0, page=0).give(engine.faults.orders)
-    engine.step(("2", 0, 6, [3, 4, 5]))
-    assert pool.kv_buffer[0][::PAGE, 0, 0].tolist() == after
-    assert planted(engine) == [("planted", "2", [0, 1])]
 
 
 def test_a_fault_that_changes_nothing_is_none(engine: Engine) -> None:
@@ -187,21 +148,6 @@ def test_a_fault_that_changes_nothing_is_none(engine: Engine) -> None:
     engine.step(("2", 0, 4, [1, 2]))
     assert engine.holds()[:3] == [0, 1, 2]
     assert planted(engine) == [("planted", "2", [0, 1])]
-
-
-def test_a_page_that_was_loaded_keeps_its_former_content_for_the_request_that_it_was_loaded_for(engine: Engine) -> None:
-    engine.step(("1", 0, 6, [1, 2, 3]))
-    Order(kind="lost-load", layer=0, page=1).give(engine.faults.orders)
-    engine.step(("2", 0, 2, [4]))
-    assert planted(engine) == [], "a prefill is no load"
-    engine.load(1, 2)
-    assert engine.holds() == [0, 9, 9, 1, 2, 0], "the fault comes before the step, not before"
-    engine.step(("3", 4, 6, [1, 2, 5]))
-    assert engine.holds() == [0, 9, 1, 1, 2, 3]
-    assert planted(engine) == [("planted", "3", [2, 3])]
-    engine.load(2)
-    engine.step(("3", 6, 7, [1, 2, 5, 0]), is_prefill=False)
-    assert planted(engine)[1:] == [("gone", None, None)], "it was loaded again"
 
 
 def test_an_order_for_another_layer_is_not_done(engine: Engine) -> None:

@@ -1,8 +1,6 @@
 """Broken rules of attention in vLLM: an attention of a few lines, under the names that the faults look for.
 
-Invariants:
-- A layer returns, for each token, how many positions its window holds, or all, and the sink. Pages have two tokens.
-- Nothing of vLLM is imported: its modules are stood in for by the names that the plug-in takes from them.
+A layer returns, for each token, how many positions its window holds, or all, and the sink. Pages have two tokens.
 """
 
 from __future__ import annotations
@@ -48,8 +46,6 @@ class Attention:
 
 
 class Runner:
-    """vLLM's CPUModelRunner."""
-
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(req_ids=list[str]())
 

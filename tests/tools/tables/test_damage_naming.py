@@ -35,26 +35,27 @@ def test_a_wrong_mark_names_the_places_of_its_wrong_bits(
     assert named(MODEL, ALPHABET.mark(1, value), RIGHT, layer, head) == is_named
 
 
-@pytest.mark.parametrize("said", [ALPHABET.mark(3, 0b01111011), ALPHABET.node(7)])
-def test_a_mark_of_another_phase_and_a_node_name_nothing(said: int) -> None:
-    for layer in range(MODEL.layers):
-        assert not page_is_named(MODEL, said, RIGHT, layer, None)
-        assert not state_is_named(MODEL, said, RIGHT, layer, None)
+NODE = ALPHABET.node(7)
+LAYERS = range(MODEL.layers)
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "by_page", "by_state"),
+    [
+        (ALPHABET.mark(3, 0b01111011), RIGHT, [], []),  # of another phase
+        (NODE, RIGHT, [], []),
+        (ALPHABET.lost(2, None), NODE, [1, 2], [2]),  # a page is named by the next layer too
+        (ALPHABET.ahead(2, None), NODE, [1, 2], [2]),
+        (TOO_LITTLE, NODE, [3], []),
+        (TOO_MUCH, NODE, [3], []),
+    ],
+)
+def test_a_wrong_answer_names_these_layers(said: int, right: int, by_page: list[int], by_state: list[int]) -> None:
+    assert [layer for layer in LAYERS if page_is_named(MODEL, said, right, layer, None)] == by_page
+    assert [layer for layer in LAYERS if state_is_named(MODEL, said, right, layer, None)] == by_state
 
 
 @pytest.mark.parametrize("token", [ALPHABET.lost, ALPHABET.ahead])
-def test_a_state_is_named_by_its_own_layer_alone_and_a_page_by_the_next_one_too(
-    token: Callable[[int, int | None], int],
-) -> None:
-    right = ALPHABET.node(7)
-    assert state_is_named(MODEL, token(1, None), right, 1, 2) and state_is_named(MODEL, token(1, 2), right, 1, 2)
-    assert not state_is_named(MODEL, token(2, None), right, 1, None)
-    assert not state_is_named(MODEL, token(1, 3), right, 1, 2)
-    assert page_is_named(MODEL, token(2, None), right, 1, None) and not page_is_named(MODEL, token(3, 0), right, 1, 0)
-
-
-@pytest.mark.parametrize("said", [TOO_LITTLE, TOO_MUCH])
-def test_too_little_and_too_much_name_pages_of_the_last_layer_and_no_state(said: int) -> None:
-    right = ALPHABET.node(7)
-    assert [page_is_named(MODEL, said, right, layer, None) for layer in range(4)] == [False, False, False, True]
-    assert not any(state_is_named(MODEL, said, right, layer, None) for layer in range(4))
+def test_a_head_is_named_where_the_answer_names_it(token: Callable[[int, int | None], int]) -> None:
+    assert state_is_named(MODEL, token(1, None), NODE, 1, 2) and state_is_named(MODEL, token(1, 2), NODE, 1, 2)
+    assert not state_is_named(MODEL, token(1, 3), NODE, 1, 2)

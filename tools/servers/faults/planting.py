@@ -26,44 +26,44 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-STALE, FOREIGN, LOST_LOAD = "stale", "foreign", "lost-load"
+Content = tuple[Any, ...]
+"""Tensors of one page."""
+STALE, FOREIGN = "stale", "foreign"
 WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE = "window-longer", "window-shorter", "sink-lost", "sink-twice"
 RULES = (WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE)
 """Kinds that break a rule of attention, not a page."""
-KINDS = (STALE, FOREIGN, LOST_LOAD, *RULES)
+KINDS = (STALE, FOREIGN, *RULES)
 ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
 """Variables with the paths of the order and of the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """kind: stale leaves the page's former content, foreign puts another request's page there, lost-load leaves the
-    former content of a page that comes back from a lower tier. window-longer and window-shorter: the layer's window has
-    one position more or less; sink-lost: it has no sink; sink-twice: each of its sinks is doubled. page: of the
-    request, from 0; negative: from the last page that the prefill or the load fills. every: of so many candidates one.
-    most: pages in all. same: 1: a foreign page is the page of another request in the same place, where there is one.
-    A rule is broken until its order is taken away, and has no page.
+    """kind: stale leaves the page's former content, foreign puts another request's page there. window-longer and
+    window-shorter: the layer's window has one position more or less; sink-lost: it has no sink; sink-twice: each of its
+    sinks is doubled. page: of the request, from 0; negative: from the last page that the prefill fills. same: 1: a
+    foreign page is the page of another request in the same place, where there is one. A page is planted once; a rule
+    is broken until its order is taken away, and has no page.
     """
 
     kind: str
     layer: int
     page: int = 0
-    every: int = 1
-    most: int = 1
     same: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.layer < 0 or self.every < 1 or self.most < 1:
-            raise ValueError(f"an order has a kind of {KINDS}, a layer, and counts of at least 1; got {self}")
+        if self.kind not in KINDS or self.layer < 0:
+            raise ValueError(f"an order has a kind of {KINDS} and a layer; got {self}")
 
     def give(self, path: Path) -> None:
         """Write it to where the plug-in reads it, in one step."""
         draft = path.with_name(f"{path.name}.tmp")
-        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "every", "most", "same")}
+        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "same")}
         draft.write_text(json.dumps(fields), encoding="utf-8")
         os.replace(draft, path)
 
@@ -103,15 +103,14 @@ class Planter:
     page_size: int
     _order: Order | None = None
     _stamp: tuple[int, int] | None = None
-    _seen: int = 0
-    _done: int = 0
+    _is_done: bool = False
     _held: dict[int, Held] = field(default_factory=dict)
     _damaged: dict[tuple[int, int], set[str]] = field(default_factory=dict)
     _began_with_hit: dict[str, bool] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
     def order(self) -> Order | None:
-        """The order as the file has it now; None where it has none, or all of it has been done."""
+        """The order as the file has it now; None where it has none, or it has been done."""
         try:
             stat = self.orders.stat()
         except FileNotFoundError:
@@ -120,9 +119,9 @@ class Planter:
         stamp = (stat.st_mtime_ns, stat.st_ino)
         if stamp != self._stamp:
             self._order = Order(**json.loads(self.orders.read_text(encoding="utf-8")))
-            self._stamp, self._seen, self._done = stamp, 0, 0
+            self._stamp, self._is_done = stamp, False
             self._told.clear()
-        return self._order if self._order is not None and self._done < self._order.most else None
+        return None if self._is_done else self._order
 
     def candidates(self, order: Order, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         """Rows and the page of each that the order falls on in this step."""
@@ -130,9 +129,7 @@ class Planter:
             filled = row.filled(self.page_size)
             page = order.page if order.page >= 0 else filled.stop + order.page
             if page in filled:
-                self._seen += 1
-                if self._seen % order.every == 0:
-                    yield row, page
+                yield row, page
 
     def behind_hits(self, rows: Sequence[Row]) -> list[int]:
         """Which rows are of requests that the cache held a beginning of when they were first computed. Called for each
@@ -159,7 +156,7 @@ class Planter:
 
     def planted(self, order: Order, row: Row, page: int, source: tuple[int, Held] | None) -> None:
         """Note that the order was done to this page of this request."""
-        self._done += 1
+        self._is_done = True
         block = row.blocks[page]
         self._damaged[order.layer, block] = {row.request}
         first = page * self.page_size
@@ -188,6 +185,46 @@ class Planter:
                     readers.add(row.request)
                     event = {"event": "reads", "layer": layer, "page": pages.index(block), "block": block}
                     self._note({**event, "request": row.request})
+
+    def around_write(
+        self,
+        layer: int,
+        rows: Sequence[Row],
+        store: Callable[[], None],
+        held: Callable[[int], Content],
+        put: Callable[[int, Content], None],
+    ) -> None:
+        """Let a step write into a layer, which `store` does, and damage the ordered page of it, where that changes what
+        the page holds. held: a copy of what a block holds; put: write it."""
+        order = self.order()
+        chosen = []
+        if order is not None and order.layer == layer and order.kind not in RULES:
+            chosen = [(row, page, held(row.blocks[page])) for row, page in self.candidates(order, rows)]
+        self.wrote(layer, rows)
+        store()
+        for row, page, former in chosen:
+            if order is not None and self.order() == order:  # it is not done yet
+                self._plant(order, row, page, former, held, put)
+
+    def _plant(
+        self,
+        order: Order,
+        row: Row,
+        page: int,
+        former: Content,
+        held: Callable[[int], Content],
+        put: Callable[[int, Content], None],
+    ) -> None:
+        sources: list[tuple[int, Held] | None] = [None]
+        if order.kind == FOREIGN:
+            sources = [*self.sources(row, page if order.same else None)]
+        now = held(row.blocks[page])
+        for source in sources:
+            content = former if source is None else held(source[0])
+            if not all(one.equal(other) for one, other in zip(now, content, strict=True)):
+                put(row.blocks[page], content)
+                self.planted(order, row, page, source)
+                return
 
     def _note(self, event: dict[str, object]) -> None:
         with self.log.open("a", encoding="utf-8") as stream:

@@ -16,25 +16,12 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from planting import (
-    FOREIGN,
-    LOG,
-    ORDERS,
-    RULES,
-    SINK_LOST,
-    SINK_TWICE,
-    STALE,
-    WINDOW_LONGER,
-    WINDOW_SHORTER,
-    Held,
-    Order,
-    Planter,
-    Row,
-)
+from planting import LOG, ORDERS, RULES, SINK_LOST, SINK_TWICE, WINDOW_LONGER, WINDOW_SHORTER, Order, Planter, Row
 from vllm.forward_context import get_forward_context
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -62,7 +49,6 @@ _attend = CPUAttentionBackendImpl.forward
 
 
 def start(runner: Any, *arguments: Any, **named: Any) -> None:
-    """Make the model runner."""
     _start(runner, *arguments, **named)
     _Worker.runner = runner
 
@@ -74,16 +60,15 @@ def write(attention: Any, layer: Any, key: Any, value: Any, kv_cache: Any, slot_
     if found is None or not metadata:  # a warm-up
         _write(attention, layer, key, value, kv_cache, slot_mapping)
         return
-    planter, number, rows = _planter(kv_cache), int(found[1]), _rows(metadata[layer.layer_name])
-    order = planter.order()
-    chosen = []
-    if order is not None and order.layer == number and order.kind not in RULES:
-        chosen = [(row, page, kv_cache[row.blocks[page]].clone()) for row, page in planter.candidates(order, rows)]
-    planter.wrote(number, rows)
-    _write(attention, layer, key, value, kv_cache, slot_mapping)
-    for row, page, former in chosen:
-        if order is not None and planter.order() == order:  # not all of it is done
-            _plant(planter, order, row, page, kv_cache, former)
+
+    def held(block: int) -> tuple[Any]:
+        return (kv_cache[block].clone(),)
+
+    def put(block: int, content: tuple[Any]) -> None:
+        kv_cache[block].copy_(content[0])
+
+    store = partial(_write, attention, layer, key, value, kv_cache, slot_mapping)
+    _planter(kv_cache).around_write(int(found[1]), _rows(metadata[layer.layer_name]), store, held, put)
 
 
 def attend(
@@ -139,21 +124,6 @@ def _planter(kv_cache: Any) -> Planter:
     if _Worker.planter is None:
         _Worker.planter = Planter(Path(os.environ[ORDERS]), Path(os.environ[LOG]), int(kv_cache.shape[2]))
     return _Worker.planter
-
-
-def _plant(planter: Planter, order: Order, row: Row, page: int, kv_cache: Any, former: Any) -> None:
-    """Damage one page, where that changes what it holds."""
-    held = kv_cache[row.blocks[page]]
-    sources: list[tuple[int, Held] | None] = {
-        STALE: [None],
-        FOREIGN: [*planter.sources(row, page if order.same else None)],
-    }[order.kind]
-    for source in sources:
-        content = former if source is None else kv_cache[source[0]]
-        if not held.equal(content):
-            held.copy_(content)
-            planter.planted(order, row, page, source)
-            return
 
 
 def _rows(metadata: Any) -> tuple[Row, ...]:

@@ -29,7 +29,6 @@ class Ledger:
         self.add(name, 0)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count calls of `name`."""
         with self._lock:
             if self._file is None:
                 self._file = os.open(self._folder / f"{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

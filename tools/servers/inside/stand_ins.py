@@ -35,7 +35,6 @@ class StandIn:
     put_in: Callable[[str, Ledger, ModuleType | None], None]
 
     def bind(self, name: str, ledger: Ledger) -> Change:
-        """What is called with the module."""
         return partial(self.put_in, name, ledger)
 
 

@@ -34,39 +34,9 @@ from kvcheck.core.live.http import CallFailed, Http, one_line
 
 T = TypeVar("T")
 
-COUNTED: Mapping[str, tuple[str, ...]] = {
-    "hit-token": ("sglang:cached_tokens_total", "sglang:cached_tokens"),
-    "host-hit": ('sglang:cached_tokens_total{cache_source="host"}',),
-    "storage-hit": ('sglang:cached_tokens_total{cache_source="storage"}',),
-    "evict": ("sglang:evicted_tokens_total", "sglang:evicted_tokens"),
-    "retract": ("sglang:num_retracted_requests_total", "sglang:num_retracted_requests"),
-    "backup": ("sglang:hicache_backup_tokens_total", "sglang:hicache_backup_tokens"),
-    "load-back": ("sglang:load_back_tokens_total", "sglang:load_back_tokens"),
-    "transfer": ("sglang:kv_transfer_latency_ms_count", "sglang:kv_transfer_total_mb_count"),
-    "abort": ("sglang:num_aborted_requests_total", "sglang:num_aborted_requests"),
-}
-COMPUTED: Mapping[str, tuple[str, ...]] = {
-    "request": ("sglang:num_requests_total", "sglang:num_requests"),
-    "token": ("sglang:generation_tokens_total", "sglang:generation_tokens"),
-}
-SAID = frozenset({"hit", "hit-token", "host-hit", "storage-hit", "lost-prefix", "retract"})
 _METRICS = "start SGLang with --enable-metrics"
 _HOST = "start SGLang with --enable-hierarchical-cache --enable-metrics and a small --max-total-tokens"
 _SMALL = "start SGLang with a smaller --max-total-tokens, so that the requests do not fit"
-FLAGS: Mapping[str, str] = {
-    "hit": "start SGLang without --disable-radix-cache",
-    "hit-token": "start SGLang without --disable-radix-cache",
-    "host-hit": _HOST,
-    "storage-hit": "start SGLang with --enable-hierarchical-cache --hicache-storage-backend file",
-    "evict": f"{_METRICS} and a smaller --max-total-tokens",
-    "lost-prefix": _SMALL,
-    "retract": f"{_SMALL}, and with --schedule-conservativeness 0.1",
-    "backup": f"{_HOST} --hicache-write-policy write_through",
-    "load-back": _HOST,
-    "transfer": "give the prefill and the decode server of a pair (--disaggregation-mode)",
-    "abort": _METRICS,
-    "overtake": "start SGLang with --enable-priority-scheduling",
-}
 _FACTS = (
     *(
         "attention_backend",
@@ -85,10 +55,36 @@ _FACTS = (
 class SglangClient:
     engine = "sglang"
     has_salts = True
-    counted = COUNTED
-    computed = COMPUTED
-    said = SAID
-    flags = FLAGS
+    counted: Mapping[str, tuple[str, ...]] = {
+        "hit-token": ("sglang:cached_tokens_total", "sglang:cached_tokens"),
+        "host-hit": ('sglang:cached_tokens_total{cache_source="host"}',),
+        "storage-hit": ('sglang:cached_tokens_total{cache_source="storage"}',),
+        "evict": ("sglang:evicted_tokens_total", "sglang:evicted_tokens"),
+        "retract": ("sglang:num_retracted_requests_total", "sglang:num_retracted_requests"),
+        "backup": ("sglang:hicache_backup_tokens_total", "sglang:hicache_backup_tokens"),
+        "load-back": ("sglang:load_back_tokens_total", "sglang:load_back_tokens"),
+        "transfer": ("sglang:kv_transfer_latency_ms_count", "sglang:kv_transfer_total_mb_count"),
+        "abort": ("sglang:num_aborted_requests_total", "sglang:num_aborted_requests"),
+    }
+    computed: Mapping[str, tuple[str, ...]] = {
+        "request": ("sglang:num_requests_total", "sglang:num_requests"),
+        "token": ("sglang:generation_tokens_total", "sglang:generation_tokens"),
+    }
+    said = frozenset({"hit", "hit-token", "host-hit", "storage-hit", "lost-prefix", "retract"})
+    flags: Mapping[str, str] = {
+        "hit": "start SGLang without --disable-radix-cache",
+        "hit-token": "start SGLang without --disable-radix-cache",
+        "host-hit": _HOST,
+        "storage-hit": "start SGLang with --enable-hierarchical-cache --hicache-storage-backend file",
+        "evict": f"{_METRICS} and a smaller --max-total-tokens",
+        "lost-prefix": _SMALL,
+        "retract": f"{_SMALL}, and with --schedule-conservativeness 0.1",
+        "backup": f"{_HOST} --hicache-write-policy write_through",
+        "load-back": _HOST,
+        "transfer": "give the prefill and the decode server of a pair (--disaggregation-mode)",
+        "abort": _METRICS,
+        "overtake": "start SGLang with --enable-priority-scheduling",
+    }
 
     def __init__(self, reach: Reach) -> None:
         self.reach = reach
@@ -131,7 +127,7 @@ class SglangClient:
         )
 
     def counters(self) -> Counters | None:
-        return read_counters(self.reach, [name for names in COUNTED.values() for name in names])
+        return read_counters(self.reach, [name for names in self.counted.values() for name in names])
 
     def is_alive(self) -> bool:
         return is_well(self._server, "/health")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from kvcheck.core.live.clients.asking import CompletionCall, converse
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.clients.reading import PartialAnswer
-from kvcheck.core.live.clients.sglang import COMPUTED, COUNTED, FLAGS, SAID, SglangClient
+from kvcheck.core.live.clients.sglang import SglangClient
 from kvcheck.core.live.exchange import Answer, Counters, End, Sending, Served
 from kvcheck.core.live.http import CallFailed
 
@@ -26,10 +26,10 @@ class SglangPair:
 
     engine = "sglang"
     has_salts = True
-    counted: Mapping[str, tuple[str, ...]] = COUNTED
-    computed: Mapping[str, tuple[str, ...]] = COMPUTED
-    said = SAID
-    flags: Mapping[str, str] = {**FLAGS, "transfer": "start both servers with --enable-metrics"}
+    counted = SglangClient.counted
+    computed = SglangClient.computed
+    said = SglangClient.said
+    flags: Mapping[str, str] = {**SglangClient.flags, "transfer": "start both servers with --enable-metrics"}
 
     def __init__(self, *, prefill: Reach, decode: Reach) -> None:
         self._prefill, self._decode = SglangClient(prefill), SglangClient(decode)
@@ -55,8 +55,8 @@ class SglangPair:
         return replace(
             decode,
             longest=min(longest, default=None),
-            has_host_tier=prefill.has_host_tier or decode.has_host_tier,
-            has_storage=prefill.has_storage or decode.has_storage,
+            has_host_tier=_either(prefill.has_host_tier, decode.has_host_tier),
+            has_storage=_either(prefill.has_storage, decode.has_storage),
             mode="pair",
             bootstrap=prefill.bootstrap,
             facts=facts | {"prefill.pool": prefill.pool, "prefill.page": prefill.page},
@@ -111,6 +111,11 @@ class SglangPair:
             if self._room is None:
                 raise Trouble(f"{self._prefill.reach.server.address} names no bootstrap port; is it a prefill server?")
             return self._room
+
+
+def _either(one: bool | None, other: bool | None) -> bool | None:
+    """None, which is unknown, unless one has it or both lack it."""
+    return True if one or other else None if None in (one, other) else False
 
 
 def _prefill(call: CompletionCall, prefilling: Future[Answer]) -> None:

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 
 from kvcheck.core.live.clients.asking import (
@@ -20,7 +19,7 @@ from kvcheck.core.live.clients.asking import (
     read_or_none,
 )
 from kvcheck.core.live.clients.client import EngineRow, Reach, Trouble
-from kvcheck.core.live.clients.openai import PATH, first_model, take_completion
+from kvcheck.core.live.clients.openai import PATH, OpenAiClient, first_model, take_completion
 from kvcheck.core.live.clients.reading import PartialAnswer, Unreadable, count_or_none, facts, text_or_none
 from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
 from kvcheck.core.live.http import CallFailed, Http, one_line, parse_json
@@ -50,7 +49,7 @@ _CONFIG = {
 _FACTS = ("cache_dtype", "enable_prefix_caching", "block_size", "num_gpu_blocks", "kv_offloading_size")
 
 
-class VllmClient:
+class VllmClient(OpenAiClient):
     engine = "vllm"
     has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {
@@ -81,11 +80,8 @@ class VllmClient:
     }
 
     def __init__(self, reach: Reach) -> None:
-        self.reach = reach
-        self._server = reach.server
-        self._model: str | None = None
+        super().__init__(reach)
         self._page_size: int | None = None
-        self._asking = threading.Lock()
 
     def served(self) -> Served:
         try:
@@ -98,7 +94,7 @@ class VllmClient:
             return Served(
                 engine="vllm",
                 version=text_or_none(version.get("version"), "version"),
-                model=self._remember(card),
+                model=text_or_none(card.get("id"), "id"),
                 longest=count_or_none(card.get("max_model_len"), "max_model_len"),
                 pool=_pool(cache),
                 page=_number(cache[0].get("block_size")) if cache else None,
@@ -184,15 +180,6 @@ class VllmClient:
             # without the development mode; vLLM needs --enable-scale-out for it
             self._server.call("POST", "/inference/v1/abort_requests", body)
 
-    def _name(self) -> str:
-        with self._asking:
-            if self._model is None:
-                try:
-                    self._remember(first_model(self._server))
-                except (CallFailed, Unreadable):
-                    return ""  # the request itself will fail with the reason
-            return self._model or ""
-
     def _page(self) -> int | None:
         with self._asking:
             if self._page_size is None:
@@ -203,11 +190,6 @@ class VllmClient:
                     raise Trouble(f"{server.address}: {failure}") from failure
                 self._page_size = _number(cache[0].get("block_size")) if cache else None
             return self._page_size
-
-    def _remember(self, card: Mapping[str, object]) -> str | None:
-        name = card.get("id")
-        self._model = name if isinstance(name, str) else None
-        return text_or_none(name, "id")
 
 
 def _cache_config(metrics: str | None) -> list[Mapping[str, str]]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError, why_unread
+from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Answer, End, Question, Served
 from kvcheck.core.live.line import OwnPlan
@@ -64,6 +64,33 @@ class Reference:
         return json.dumps({"format": FORMAT, "digest": _digest(plain), **plain}, allow_nan=False) + "\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptRow:
+    """A request in the file. top: [token, log-probability] pairs of each step."""
+
+    ids: tuple[int, ...]
+    asked: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[tuple[float, ...], ...], ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """The file, beside its format and digest."""
+
+    engine: str
+    version: str | None
+    model: str | None
+    facts: dict[str, object]
+    requests: tuple[_KeptRow, ...]
+    again: tuple[float, ...]
+    control: tuple[float, ...]
+
+
+_SHARED = ("engine", "version", "model", "facts", "again", "control")
+
+
 def draw_questions(plan: OwnPlan) -> list[Question]:
     """Prompts of many lengths that share nothing. Raises UsageError."""
     source = OwnQuestions(ids_of(plan.vocabulary), longest=plan.longest, names=plan.names)
@@ -92,8 +119,8 @@ def read_reference(folder: Path) -> Reference:
         raise UsageError(f"{path} was changed: expected digest {data.get('digest')}, got {_digest(plain)}")
     try:
         return _read(plain)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path} lacks what a reference has ({type(error).__name__}: {error})") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no whole reference: {error}") from error
 
 
 def check_alike(reference: Reference, served: Served) -> list[str]:
@@ -124,26 +151,19 @@ def _shown(value: object) -> str:
 
 
 def _plain(reference: Reference) -> dict[str, object]:
-    return {
-        "engine": reference.engine,
-        "version": reference.version,
-        "model": reference.model,
-        "facts": dict(reference.facts),
-        "requests": [
-            {
-                "ids": list(each.question.ids),
-                "asked": len(each.question.expected),
-                "tokens": list(each.answer.tokens),
-                "logprobs": list(each.answer.logprobs or ()),
-                "top": None
-                if each.answer.top is None
-                else [[[token, value] for token, value in step.items()] for step in each.answer.top],
-            }
-            for each in reference.kept
-        ],
-        "again": list(reference.again),
-        "control": list(reference.control),
-    }
+    rows = tuple(
+        _KeptRow(
+            ids=each.question.ids,
+            asked=len(each.question.expected),
+            tokens=each.answer.tokens,
+            logprobs=each.answer.logprobs or (),
+            top=None if each.answer.top is None else tuple(tuple(step.items()) for step in each.answer.top),
+        )
+        for each in reference.kept
+    )
+    plain = to_plain(_Written(requests=rows, **{name: getattr(reference, name) for name in _SHARED}))
+    assert isinstance(plain, dict), "a dataclass becomes a dict"
+    return plain
 
 
 def _digest(plain: Mapping[str, object]) -> str:
@@ -151,59 +171,27 @@ def _digest(plain: Mapping[str, object]) -> str:
 
 
 def _read(plain: Mapping[str, object]) -> Reference:
-    rows = plain["requests"]
-    if not isinstance(rows, list) or not rows:
+    written: _Written = value_from(_Written, plain, "reference")
+    if not written.requests:
         raise ValueError("requests: expected at least one")
-    facts = plain["facts"]
-    if not isinstance(facts, dict):
-        raise TypeError("facts: expected an object")
-    return Reference(
-        engine=_text(plain["engine"]) or "",
-        version=_text(plain["version"]),
-        model=_text(plain["model"]),
-        facts=facts,
-        kept=tuple(_kept(number, row) for number, row in enumerate(rows)),
-        again=_numbers(plain["again"]),
-        control=_numbers(plain["control"]),
-    )
+    kept = tuple(_kept(number, row) for number, row in enumerate(written.requests))
+    return Reference(kept=kept, **{name: getattr(written, name) for name in _SHARED})
 
 
-def _kept(number: int, row: dict[str, object]) -> Kept:
-    tokens, logprobs, top = _ids(row["tokens"]), _numbers(row["logprobs"]), row["top"]
-    if len(tokens) != len(logprobs) or not tokens:
-        raise ValueError(f"request {number}: expected a log-probability for each of {len(tokens)} tokens")
-    steps = None
-    if top is not None:
-        if not isinstance(top, list) or len(top) != len(tokens):
-            raise ValueError(f"request {number}: expected a list of tokens for each step")
-        steps = tuple(
-            dict(zip(_ids([pair[0] for pair in s]), _numbers([pair[1] for pair in s]), strict=True)) for s in top
-        )
-    asked = row["asked"]
-    if type(asked) is not int or not len(tokens) <= asked <= 1 << 20:
+def _kept(number: int, row: _KeptRow) -> Kept:
+    if len(row.tokens) != len(row.logprobs) or not row.tokens:
+        raise ValueError(f"request {number}: expected a log-probability for each of {len(row.tokens)} tokens")
+    if row.top is not None and len(row.top) != len(row.tokens):
+        raise ValueError(f"request {number}: expected a list of tokens for each step")
+    if not len(row.tokens) <= row.asked <= 1 << 20:
         raise ValueError(f"request {number}: expected at least as many tokens asked for as answered")
-    question = Question(number=number, ids=_ids(row["ids"]), expected=(0,) * asked)
-    return Kept(question, Answer(end=End.DONE, tokens=tokens, logprobs=logprobs, top=steps))
-
-
-def _ids(values: object) -> tuple[int, ...]:
-    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
-        raise TypeError("expected a list of token ids")
-    return tuple(values)
-
-
-def _numbers(values: object) -> tuple[float, ...]:
-    if not isinstance(values, list) or not all(
-        type(value) in (int, float) and math.isfinite(value) for value in values
-    ):
-        raise TypeError("expected a list of numbers")
-    return tuple(float(value) for value in values)
-
-
-def _text(value: object) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError("expected a text")
-    return value
+    pairs = [pair for step in row.top or () for pair in step]
+    tokens = (*row.ids, *row.tokens, *(token for token, _ in pairs))
+    if any(type(token) is not int or token < 0 for token in tokens):
+        raise ValueError(f"request {number}: expected token ids from 0 on")
+    steps = None if row.top is None else tuple({int(token): value for token, value in step} for step in row.top)
+    question = Question(number=number, ids=row.ids, expected=(0,) * row.asked)
+    return Kept(question, Answer(end=End.DONE, tokens=row.tokens, logprobs=row.logprobs, top=steps))
 
 
 def _no_number(text: str) -> float:

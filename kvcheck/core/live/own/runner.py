@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.base.record import Finding
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.counting import observe, read_counters
@@ -56,7 +56,7 @@ from kvcheck.core.live.own.verdict import (
     unsteady_reason,
     warm_references,
 )
-from kvcheck.core.live.runner import GAP, SETTLE_S, RoundResult
+from kvcheck.core.live.runner import GAP, SETTLE_S, RoundResult, check_answered, placed
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Round, Sizes
 from kvcheck.core.live.sending import Recipient, RequestSender, new_rid, typical_s
@@ -78,7 +78,7 @@ class _Round:
     plan: OwnPlan
     source: OwnQuestions
     until: float | None
-    told: Callable[[int], None]
+    told: Callable[[int], None] = lambda answered: None
     round: Round = field(default_factory=lambda: Round(()))
     questions: list[Question] = field(default_factory=list)
     arms: dict[str, ArmResult] = field(default_factory=lambda: {name: ArmResult(name=name) for name in _ARMS})
@@ -183,7 +183,7 @@ class OwnRunner:
         return self._judge(now, is_last=is_last)
 
     def taken(self, plan: OwnPlan) -> RoundResult:
-        now = self._now or _Round(plan=plan, source=self._source(plan.names, plan.longest), until=None, told=_nothing)
+        now = self._now or _Round(plan=plan, source=self._source(plan.names, plan.longest), until=None)
         if now.sender is not None:
             now.take(now.sender.interrupted.exchanges)
         now.is_whole = False
@@ -303,15 +303,10 @@ class OwnRunner:
         if not now.is_whole:
             reasons.append(f"round {plan.round + 1} was cut short: the run was interrupted, or its time was up")
         return RoundResult(
-            evidence=Evidence(
-                schedules=1,
-                events=len(every),
-                requests=len(treated.values),
-                observed=dict(sorted(seen.counts.items())),
-            ),
+            evidence=seen.evidence(events=len(every), requests=len(treated.values)),
             sources=seen.sources,
             moved=seen.moved,
-            findings=tuple(_placed(each, plan) for each in (*findings, *dead)),
+            findings=tuple(placed(each, plan) for each in (*findings, *dead)),
             reasons=tuple(reasons),
             notes=(*dict.fromkeys(now.troubles), *beside.notes),
             elsewhere=beside.elsewhere,
@@ -439,18 +434,8 @@ class OwnRunner:
 
 def check_cold(question: Question, answer: Answer) -> None:
     """Raise UsageError if the answer to a cold request shows that the server cannot be judged."""
-    if answer.end in (End.UNREACHED, End.SILENT):
-        raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
-    if answer.end is not End.DONE or not answer.tokens:
-        raise UsageError(
-            f"one cold request of {len(question.ids)} tokens was not answered ({answer.end.value}): {answer.reason}; "
-            f"expected a model that has the token ids up to {max(question.ids)}; a smaller one needs --vocabulary"
-        )
-    if answer.prompt_tokens not in (None, len(question.ids)):
-        raise UsageError(
-            f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(question.ids)}: it adds or drops "
-            "tokens; ask it by token ids, without a template and without special tokens"
-        )
+    expected = f"a model that has the token ids up to {max(question.ids)}; a smaller one needs --vocabulary"
+    check_answered(question, answer, expected, is_answered=answer.end is End.DONE and bool(answer.tokens))
     if answer.logprobs is None:
         raise UsageError(
             "the server gives no log-probabilities, and noise cannot be told from damage by tokens alone; allow them "
@@ -473,13 +458,3 @@ def _fewer(width: int, most: int) -> str | None:
     return (
         f"the pool holds {width} controls at a time and the scenario has {most}: batches of other sizes round otherwise"
     )
-
-
-def _nothing(answered: int) -> None:
-    """No progress display."""
-
-
-def _placed(found: Finding, plan: OwnPlan) -> Finding:
-    line = plan.line()
-    scenario, _, shape = plan.cell.rpartition("/")
-    return dataclasses.replace(found, scenario=scenario, shape=shape, schedule=line, replay=f"kvcheck replay '{line}'")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.server_facts import TOKEN
 from kvcheck.core.live.clients.client import Client, Trouble
-from kvcheck.core.live.counting import observe
+from kvcheck.core.live.counting import observe, read_counters
 from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Counters, Exchange, Served
 from kvcheck.core.live.health import judge_health
@@ -72,7 +72,7 @@ class Side:
 
     def begin(self, *, names: int) -> None:
         LiveRunner(self.client, self._alphabet, timeout_s=self._timeout_s).begin(self.served, names=names)
-        self._before = self._counters()
+        self._before = read_counters(self.client)[0]  # without it, reports of answers are counted all the same
 
     def send(self, load: ServingLoad, number: int, *, names: int, until: float | None, told: Told) -> PassResult:
         """Run one pass of round `number`. After KeyboardInterrupt, `taken` judges the answers so far."""
@@ -100,7 +100,7 @@ class Side:
         if self._before is None:
             return {}, {}
         sleep(SETTLE_S)
-        after = self._counters()
+        after = read_counters(self.client)[0]
         seen = observe(self.client, (), judged=(), before=self._before, after=after, page=1)
         return seen.counts, seen.sources
 
@@ -124,9 +124,7 @@ class Side:
         timed = {order.question.number for order in (round_.waves[-1].orders if round_.waves else ())}
         last = [each for each in exchanges if each.sending.question.number in timed]
         return PassResult(
-            evidence=Evidence(
-                schedules=1, events=len(exchanges), requests=judged.requests, observed=dict(sorted(seen.counts.items()))
-            ),
+            evidence=seen.evidence(events=len(exchanges), requests=judged.requests),
             times=times_of(last, len(timed)) if sent.is_whole else None,
             wrong_tokens=wrong_tokens(exchanges),
             findings=(*(finding(each) for each in wrong), *dead),
@@ -142,12 +140,6 @@ class Side:
             self.client.flush()
         except Trouble as trouble:
             self._now.notes.append(f"the prefix cache was not emptied before a pass: {trouble}")
-
-    def _counters(self) -> Counters | None:
-        try:
-            return self.client.counters()
-        except Trouble:
-            return None  # reports of answers are counted all the same
 
 
 def wrong_tokens(exchanges: Sequence[Exchange]) -> int:

@@ -39,13 +39,16 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
 
 
 def _why_not(served: Served) -> str | None:
-    if served.has_host_tier is False and not served.has_storage:
+    if served.has_host_tier is False and served.has_storage is False:
         return "this server has no host or storage tier"
     return None
 
 
 def _unlikely(served: Served) -> str | None:
-    return None if served.has_host_tier or served.has_storage else "the server does not say that it has a host tier"
+    if served.has_host_tier or served.has_storage:
+        return None
+    tier = "host tier" if served.has_host_tier is None else "storage tier"
+    return f"the server does not report whether it has a {tier}"
 
 
 HICACHE = ServerScenario(

@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import QuestionSource, Subject
 from kvcheck.core.live.scenarios.pressure import subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, ServerScenario, Sizes, Wave
@@ -30,14 +29,8 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency),))
 
 
-def _why_not(served: Served) -> str | None:
-    if served.mode == "both":
-        return "this server computes prompts and answers in one process"
-    return None
-
-
-def _unlikely(served: Served) -> str | None:
-    return None if served.mode == "pair" else "no pair of a prefill and a decode server was named"
-
-
-PD_TRANSFER = ServerScenario(draw=draw, needs={"transfer": 1}, why_not=_why_not, unlikely=_unlikely)
+PD_TRANSFER = ServerScenario(
+    draw=draw,
+    needs={"transfer": 1},
+    unlikely=lambda served: None if served.mode == "pair" else "no pair of a prefill and a decode server was named",
+)

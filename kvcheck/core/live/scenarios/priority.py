@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import pressing, subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, ServerScenario, Sizes, Wave
@@ -26,12 +25,9 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency * 2),))
 
 
-def _why_not(served: Served) -> str | None:
-    return "this server takes no priorities" if served.has_priorities is False else None
-
-
-def _unlikely(served: Served) -> str | None:
-    return None if served.has_priorities else "the server does not say that it takes priorities"
-
-
-PRIORITY = ServerScenario(draw=draw, needs={"overtake": 1}, why_not=_why_not, unlikely=_unlikely)
+PRIORITY = ServerScenario(
+    draw=draw,
+    needs={"overtake": 1},
+    why_not=lambda served: "this server takes no priorities" if served.has_priorities is False else None,
+    unlikely=lambda served: None if served.has_priorities else "the server does not say that it takes priorities",
+)

@@ -32,6 +32,15 @@ def content(site: Site, request: int, positions: Sequence[int], size: int) -> to
     return (tags[:, None] ^ mask(site, words)).view(torch.uint8)[:, :size]
 
 
+def site_of(held: BufferView) -> Site:
+    return Site(held.unit, held.name, "", held.layer)
+
+
+def rows_of(held: BufferView, request: int, positions: Sequence[int]) -> torch.Tensor:
+    """Return the rule's bytes of whole rows of a buffer: [positions, bytes of a row] uint8."""
+    return content(site_of(held), request, positions, held.rows.shape[1])
+
+
 @dataclass(slots=True)
 class ProbeJudge(ProbeTally):
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
@@ -69,7 +78,7 @@ class ProbeJudge(ProbeTally):
         under which wrong rows are a finding. has_others: as in Owners. wanted: the expected rows, if the engine itself
         wrote the request's words.
         """
-        site = Site(held.unit, held.name, "", held.layer)
+        site = site_of(held)
         seen = seen.cpu()
         if wanted is None:
             wanted = content(site, request, positions, seen.shape[1])
@@ -124,9 +133,7 @@ class ContentWriter:
 
     def write_field(self, held: BufferView, request: int, ids: Sequence[int], first: int = 0) -> None:
         at = torch.as_tensor(list(ids), dtype=torch.int64)
-        site = Site(held.unit, held.name, "", held.layer)
-        rows = content(site, request, range(first, first + len(at)), held.rows.shape[1])
-        held.rows[at] = rows.to(held.rows.device)
+        held.rows[at] = rows_of(held, request, range(first, first + len(at))).to(held.rows.device)
 
     def check(
         self,

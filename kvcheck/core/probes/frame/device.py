@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kvcheck.core.probes.frame.guard import StandInRefusal
+from kvcheck.core.probes.frame.stubs import replaced
 
 DEVICE: Final = "meta"
 HOST: Final = "cpu"
@@ -78,24 +79,16 @@ class OnDevice(torch.Tensor):
 @contextmanager
 def present() -> Iterator[None]:
     """Provide the device in this block."""
-    setattr(torch, DEVICE, torch.cpu)
-    try:
-        with pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        delattr(torch, DEVICE)
+    with replaced(torch, {DEVICE: torch.cpu}), pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
+        yield
 
 
 @contextmanager
 def pinning() -> Iterator[None]:
     """Make calls that pin host memory succeed without effect in this block."""
-    before = torch.cuda.cudart
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
-    torch.cuda.cudart = lambda: runtime
-    try:
+    with replaced(torch.cuda, {"cudart": lambda: runtime}):
         yield
-    finally:
-        torch.cuda.cudart = before
 
 
 def on_host(value: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import sys
-import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -19,7 +18,6 @@ import torch
 
 from kvcheck.core.base.identity import commit_of, folder_digest
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame import streams
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
@@ -27,7 +25,7 @@ from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Probe, Rig, StreamsOfDevice, load, run
 from kvcheck.core.probes.frame.stubs import Stubs
 from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
-from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
+from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, draws_of, serve
 
 VARIABLES = {
     "cpu": {
@@ -111,7 +109,7 @@ class ProbeServer:
             stubs=self._stubs,
             subject=ask.subject,
             schedule=ask.schedule,
-            mix=Rng(_seed(row, ask)),
+            mix=draws_of(ask),
         )
         self._machine.reset(streams.EAGER, 0)
         probe = load(row.entry)
@@ -136,27 +134,10 @@ def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:
     return ProbeServer(spec, device).start()
 
 
-def _seed(row: ProbeRow, ask: Ask) -> int:
-    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
-
-
 def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
     spec = load(entry)
     assert isinstance(spec, EngineSpec)
-    server = ProbeServer(spec, device)
-    greeting = server.start()
-    _say(answers, encode(greeting))
-    if isinstance(greeting, Refusal):
-        return
-    for line in asks:
-        ask = decode(line)
-        assert isinstance(ask, Ask)
-        _say(answers, encode(server.answer(ask)))
-
-
-def _say(answers: IO[str], line: str) -> None:
-    answers.write(line + "\n")
-    answers.flush()
+    serve(ProbeServer(spec, device), asks, answers)
 
 
 def main(entry: str, device: str, variables: str) -> None:

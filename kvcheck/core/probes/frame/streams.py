@@ -252,18 +252,22 @@ def install() -> Machine:
     """Replace torch's streams by stand-ins, in this process and for good."""
     machine = Machine()
     SideStream.machine = SideEvent.machine = machine
-    names: dict[str, Any] = {
-        "Stream": SideStream,
-        "Event": SideEvent,
-        "ExternalStream": SideStream,
+    for module in (torch.cuda, torch.cpu):
+        for name, stand_in in stand_ins(machine, SideStream, SideEvent).items():
+            setattr(module, name, stand_in)
+    return machine
+
+
+def stand_ins(machine: Machine, stream: type[SideStream], event: type[SideEvent]) -> dict[str, Any]:
+    """torch.cuda's names of streams -> their stand-ins."""
+    return {
+        "Stream": stream,
+        "Event": event,
+        "ExternalStream": stream,
         "StreamContext": machine.on,
         "stream": machine.on,
         "current_stream": lambda *_: machine.current,
         "default_stream": lambda *_: machine.main,
-        "set_stream": lambda stream: setattr(machine, "current", stream),
+        "set_stream": lambda chosen: setattr(machine, "current", chosen),
         "synchronize": machine.synchronize,
     }
-    for module in (torch.cuda, torch.cpu):
-        for name, stand_in in names.items():
-            setattr(module, name, stand_in)
-    return machine

@@ -11,12 +11,18 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
+from typing import Any
+
+from kvcheck.core.probes.frame.guard import CannotDrive
 
 ASKERS = {"torchvision": "transformers"}
 """Package -> a library that refuses an import of the engine if the package is missing (SGLang 0.5.21)."""
+
+
+ABSENT = object()
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -45,6 +51,14 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             yield called
         finally:
             self._windows.remove(called)
+
+    @contextmanager
+    def refused(self, what: str) -> Iterator[None]:
+        """Raise CannotDrive after the block if it called a stand-in. what: the call in it."""
+        with self.window() as called:
+            yield
+        if called:
+            raise CannotDrive(f"{what} called stand-ins, which move no bytes: {', '.join(sorted(called))}")
 
     def called(self, name: str) -> None:
         for counts in (self.calls, *self._windows):
@@ -111,3 +125,19 @@ class Stub:
 
     def __repr__(self) -> str:
         return f"<stand-in for {self._name}>"
+
+
+@contextmanager
+def replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
+    """Replace attributes of a module or class in this block."""
+    before = {name: vars(holder).get(name, ABSENT) for name in names}
+    for name, value in names.items():
+        setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is ABSENT:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, value)

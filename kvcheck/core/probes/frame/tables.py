@@ -8,6 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+VARIABLES = {
+    "cpu": {
+        "TRITON_INTERPRET": "1",  # Triton kernels are interpreted on the CPU
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+    "cuda": {
+        "TRITON_INTERPRET": "0",  # the caller's may be 1, and an interpreted hold would wait for its own process
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one blocks no other
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:

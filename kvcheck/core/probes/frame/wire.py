@@ -6,9 +6,13 @@ Nothing is unpickled. A line of no known form, down to the type of each key, is 
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import IO, Protocol
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.base.rng import Rng
 
 LONGEST_LINE = 1 << 22
 
@@ -78,3 +82,28 @@ def decode(line: str) -> Message:
         raise ValueError(f"expected one of {', '.join(_KINDS)}, got {name[:40]!r}")
     message: Message = value_from(_KINDS[name], body, name)
     return message
+
+
+class Server(Protocol):
+    """An engine's end of the wire."""
+
+    def start(self) -> Hello | Refusal: ...
+
+    def answer(self, ask: Ask) -> Reply: ...
+
+
+def serve(server: Server, asks: Iterable[str], answers: IO[str]) -> None:
+    """Greet, then answer each line, unless the greeting is a Refusal."""
+    greeting = server.start()
+    print(encode(greeting), file=answers, flush=True)
+    if isinstance(greeting, Refusal):
+        return
+    for line in asks:
+        ask = decode(line)
+        assert isinstance(ask, Ask)
+        print(encode(server.answer(ask)), file=answers, flush=True)
+
+
+def draws_of(ask: Ask) -> Rng:
+    seed = Rng(ask.seed * 1_000_003 + ask.schedule).next_u64()
+    return Rng(seed ^ zlib.crc32(f"{ask.probe}/{ask.subject}".encode()))

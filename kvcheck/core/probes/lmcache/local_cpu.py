@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView
-from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.content import rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 
@@ -134,7 +133,7 @@ class _BackendRun:
         owner = self._owner(made.meta.address)
         if owner is not None:
             self._find("KV403", "lifetime", f"chunk {key} was given the place of chunk {owner}, which is in use", key)
-        self._bytes(made)[:] = content(self._site(), key, (0,), self.held.rows.shape[1])
+        self._bytes(made)[:] = rows_of(self.held, key, (0,))
         self.rig.measured(lambda: self.backend.submit_put_task(self._key(key), made), "submit_put_task")
         self.rig.measured(made.ref_count_down, "ref_count_down")
         self.cached[key] = made
@@ -233,6 +232,3 @@ class _BackendRun:
             "fmt": "vllm",
         }
         return fitted(self.rig.names["backend.key"], offered)
-
-    def _site(self) -> Site:
-        return Site(self.held.unit, self.held.name, "", self.held.layer)

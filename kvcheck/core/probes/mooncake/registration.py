@@ -1,4 +1,4 @@
-"""Probe registration: a write to memory that its peer has not registered is refused, and changes nothing.
+"""Probe registration: a write to memory that its peer has not registered is refused, and changes nothing anywhere.
 
 All addressed memory exists in the peer, so an accepted write shows in bytes and not in a crash.
 """
@@ -87,12 +87,11 @@ def _refuse(scene: Scene, name: str) -> None:
     scene.count_words(SIZE)
     tally.reads += 1
     changed = sum(one != other for one, other in zip(before, after, strict=True))
-    scene.accept(0)
-    if result.is_done:
-        what = f"1 of 1 writes of {SIZE} bytes {name} was reported done, and changed {changed} bytes there"
-        tally.find("KV308", "contract", what, lane=name, tier="peer")
-    elif changed:
-        what = f"1 of 1 writes of {SIZE} bytes {name} was refused with {result.code}, and changed {changed} bytes there"
+    strayed = scene.strayed(0, place - scene.peers[0].address(Plane.TARGET, 0, 0), SIZE)
+    ended = "reported done" if result.is_done else f"refused with {result.code}"
+    if result.is_done or changed or strayed:
+        what = f"1 of 1 writes of {SIZE} bytes {name} was {ended}, and changed {changed} bytes there"
+        what += f" and {strayed} elsewhere in the peer's region" if strayed else ""
         tally.find("KV308", "contract", what, lane=name, tier="peer")
     else:
         tally.count("refusals")

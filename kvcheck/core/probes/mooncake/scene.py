@@ -249,8 +249,20 @@ class Scene:
             raise CannotDrive(f"the control case failed: {astray[0]}")
         self.wrong, self.rig.tally = WrongWrites(), ProbeTally(notes=self.rig.tally.notes)
 
-    def accept(self, peer: int) -> None:
-        self.memory.copy(Plane.TARGET, Plane.EXPECTED, peer, 0, REGION)
+    def strayed(self, peer: int, at: int, size: int) -> int:
+        """Count changed bytes of a peer's region beside those at [at, at + size), and expect them all from now on.
+
+        After a legal write that failed, its bytes may still come, and nothing is counted.
+        """
+        memory, count = self.memory, 0
+        if 0 <= at <= REGION - size:
+            memory.copy(Plane.TARGET, Plane.EXPECTED, peer, at, size)
+        for start in range(0, REGION, BLOCK):
+            if not memory.is_equal(Plane.TARGET, Plane.EXPECTED, peer, start, BLOCK):
+                seen, held = (memory.read(plane, peer, start, BLOCK) for plane in (Plane.TARGET, Plane.EXPECTED))
+                count += sum(one != other for one, other in zip(seen, held, strict=True))
+                memory.copy(Plane.TARGET, Plane.EXPECTED, peer, start, BLOCK)
+        return 0 if peer in self._unsettled else count
 
     def report(self) -> None:
         wrong, tally = self.wrong, self.rig.tally

@@ -16,20 +16,18 @@ import json
 import os
 import platform
 import sys
-import zlib
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import Protocol, cast
 
 from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
-from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
+from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, draws_of, serve
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.agents import AgentLost, start_all
 from kvcheck.core.probes.mooncake.memory import MappedMemory
@@ -97,7 +95,7 @@ class TransferServer:
         rig = TransferRig(
             subject=ask.subject,
             schedule=ask.schedule,
-            mix=Rng(_seed(row, ask)),
+            mix=draws_of(ask),
             variables=self._variables,
             network=self._network.path,
         )
@@ -144,10 +142,6 @@ def _version_of(build: str) -> str | None:
         return None
 
 
-def _seed(row: ProbeRow, ask: Ask) -> int:
-    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
-
-
 def start(spec: EngineSpec) -> Hello | Refusal:
     with PrivateNetwork() as network:
         return TransferServer({}, network).start()
@@ -157,20 +151,7 @@ def main(entry: str, device: str, variables: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     with PrivateNetwork() as network:
-        server = TransferServer(json.loads(variables), network)
-        greeting = server.start()
-        _say(answers, encode(greeting))
-        if isinstance(greeting, Refusal):
-            return
-        for line in sys.stdin:
-            ask = decode(line)
-            assert isinstance(ask, Ask)
-            _say(answers, encode(server.answer(ask)))
-
-
-def _say(answers: IO[str], line: str) -> None:
-    answers.write(line + "\n")
-    answers.flush()
+        serve(TransferServer(json.loads(variables), network), sys.stdin, answers)
 
 
 if __name__ == "__main__":

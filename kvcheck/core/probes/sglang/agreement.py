@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.content import rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, fitted
 from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.core.probes.sglang.metadata import make
+from kvcheck.core.probes.sglang.rig.bare_manager import bare
 from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
 from kvcheck.core.probes.sglang.rig.pd_pair import (
     NEEDS,
@@ -170,10 +171,12 @@ class AgreementScene:
             return
         for snapshots in self._snapshots:
             snapshots.clear()
-        with self._rig.stubs.window() as called, self._released():
+        module = sys.modules[type(self._queues[0]).__module__]
+        if "release_kv_cache" not in vars(module):
+            raise CannotDrive(f"{module.__name__} has no release_kv_cache")
+        released = replaced(module, {"release_kv_cache": lambda *_, **__: None})
+        with self._rig.stubs.refused("pop_transferred"), released:
             results = self._group.together([queue.pop_transferred for queue in self._queues], self._rig.package)
-        if called:
-            raise CannotDrive(f"pop_transferred called stand-ins: {', '.join(sorted(called))}")
         self.polls += 1
         for rank, result in enumerate(results):
             if isinstance(result, Fault):
@@ -205,16 +208,6 @@ class AgreementScene:
             text = f"every byte and message is there, and the ranks still wait for {waiting}"
             self._rig.judge.find("KV901", "liveness", text)
         self._rig.judge.note(f"{self.polls} polls, {self._group.collectives} collective calls")
-
-    @contextmanager
-    def _released(self) -> Iterator[None]:
-        names = vars(sys.modules[type(self._queues[0]).__module__])
-        kept = names["release_kv_cache"]
-        names["release_kv_cache"] = lambda *_, **__: None
-        try:
-            yield
-        finally:
-            names["release_kv_cache"] = kept
 
     def _reasons(self) -> str:
         reasons = [getattr(request.finished_reason, "message", None) for request in self._requests]
@@ -261,7 +254,6 @@ class AgreementScene:
             return read(slot)
 
         buffers.get_buf = get_buf
-        queue = object.__new__(self._rig.names["transfer.queue"])
         own = {
             "queue": [],
             "gloo_group": None,
@@ -278,9 +270,7 @@ class AgreementScene:
             "_release_request": lambda *_: None,
             "_clean_hicache_prefetch_resources": lambda *_: None,
         }
-        for name, value in own.items():
-            setattr(queue, name, value)
-        return queue
+        return bare(self._rig.names["transfer.queue"], own)
 
     def _queued(self, rank: int, number: int, room: int, slot: int) -> Any:
         request = make_committed_request(self._rig, PAGES * self._pools[0].page_size)
@@ -307,7 +297,7 @@ class AgreementScene:
         held = next((each for each in self._stamps[0].found.buffers if each.name == ROOM), None)
         if held is None:
             raise CannotDrive(f"metadata buffers have no {ROOM}")
-        row = content(Site(held.unit, held.name, "", held.layer), request, (0,), held.rows.shape[1])[0]
+        row = rows_of(held, request, (0,))[0]
         return int.from_bytes(bytes(row[:8].tolist()), "little")
 
     def _tokens(self, side: int, pages: list[int]) -> list[int]:

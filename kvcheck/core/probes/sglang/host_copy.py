@@ -21,9 +21,7 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import BufferView
-from kvcheck.core.probes.frame.content import ProbeJudge, content
+from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine
@@ -35,6 +33,7 @@ from kvcheck.core.probes.sglang.rig.pools import (
     SmallPool,
     arrive,
     call,
+    check_seen,
     optional,
     readers,
     seen,
@@ -323,7 +322,7 @@ class HostCopyScene:
             assert host is not None
             self.engine(partial(self.tier.controller.evict_host, host), "evict_host")
             self.others += 1
-            self.tier.write_host(partial(_content, self.others), host)
+            self.tier.write_host(self.others, host)
             self.rig.judge.count("host_evictions")
             if cached.device is None:
                 del self.cached[cached.request]
@@ -383,17 +382,8 @@ class HostCopyScene:
         judge: ProbeJudge,
     ) -> None:
         assert cached.device is not None
-        for each in seen(self.tier.made, got, layer, cached.device, next(looks)):
-            judge.compare(
-                each.held,
-                each.whole(),
-                request=cached.request,
-                positions=range(len(each.ids)),
-                ids=each.ids,
-                when=f"{name} during a load",
-                part=each.part,
-                lane=name,
-            )
+        read = seen(self.tier.made, got, layer, cached.device, next(looks))
+        check_seen(judge, read, cached.request, f"{name} during a load", name)
 
     def finish(self) -> None:
         while self.loads:
@@ -459,10 +449,6 @@ def busy(cached: CachedRequest) -> bool:
 
 def _family(subject: str) -> str:
     return subject.partition("-")[0]
-
-
-def _content(request: int, held: BufferView, count: int) -> torch.Tensor:
-    return content(Site(held.unit, held.name, "", held.layer), request, range(count), held.rows.shape[1])
 
 
 def _fewest(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.bare_manager import published
 from kvcheck.core.probes.sglang.rig.hybrid_scene import POLICIES as HYBRID_POLICIES
 from kvcheck.core.probes.sglang.rig.hybrid_scene import STAGED_BACKUPS, HybridScene
-from kvcheck.core.probes.sglang.rig.prefix_tree import NEEDS, TreeKind, found_kinds
+from kvcheck.core.probes.sglang.rig.prefix_tree import NEEDS, found_kinds
 from kvcheck.core.probes.sglang.rig.tree_scene import TreeScene
 
 KERNEL, DIRECT = ("kernel", "layer_first"), ("direct", "layer_first")
@@ -58,32 +58,22 @@ class IndexMoves:
 def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]) -> None:
     model = rig.subject.rpartition("-")[0]
     for kind in found_kinds(rig, model):
-        _one_tree(rig, kind, model, ways, policy, drive)
-
-
-def _one_tree(
-    rig: Rig,
-    kind: TreeKind,
-    model: str,
-    ways: tuple[tuple[str, str], ...],
-    policy: str,
-    drive: Callable[[TreeScene], object],
-) -> None:
-    refusals = []
-    for way in ways:
-        own = {
-            "hicache_ratio": 2.0,
-            "hicache_write_policy": policy,
-            "hicache_io_backend": way[0],
-            "hicache_mem_layout": way[1],
-            "disable_hicache_numa_detect": True,
-        }
-        with present(), published(rig.names, **own) as arguments:
-            scene = TreeScene(rig, way)
-            refused = attempt(partial(scene.start, kind, model, arguments), rig.package)
-            if not isinstance(refused, Fault):
-                drive(scene)
-                return
-        refusals.append(f"by {' '.join(way)}: {refused.text} ({refused.where})")
-        rig.judge.note(f"{kind.name} {refusals[-1]}")
-    raise CannotDrive(f"{kind.name} cannot be made {'; '.join(refusals)}")
+        refusals = []
+        for way in ways:
+            own = {
+                "hicache_ratio": 2.0,
+                "hicache_write_policy": policy,
+                "hicache_io_backend": way[0],
+                "hicache_mem_layout": way[1],
+                "disable_hicache_numa_detect": True,
+            }
+            with present(), published(rig.names, **own) as arguments:
+                scene = TreeScene(rig, way)
+                refused = attempt(partial(scene.start, kind, model, arguments), rig.package)
+                if not isinstance(refused, Fault):
+                    drive(scene)
+                    break
+            refusals.append(f"by {' '.join(way)}: {refused.text} ({refused.where})")
+            rig.judge.note(f"{kind.name} {refusals[-1]}")
+        else:
+            raise CannotDrive(f"{kind.name} cannot be made {'; '.join(refusals)}")

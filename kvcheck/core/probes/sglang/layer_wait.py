@@ -21,6 +21,7 @@ from kvcheck.core.probes.sglang.rig.pools import (
     Seen,
     SmallPool,
     call,
+    check_seen,
     pool_names,
     readers,
     seen,
@@ -49,7 +50,7 @@ class LayerWait:
             raise CannotDrive(f"no reader of {', '.join(sorted(wanted - seen))} could be driven: {'; '.join(why)}")
         rig.judge.notes += [f"not exercised: {text}" for text in why]
         for reads in driven.values():
-            _judge(rig, reads, "the control", None)
+            check_seen(rig.judge, reads, LOADED, "the control", None, "KV201")
 
     def measure(self, rig: Rig) -> None:
         order = LAZY if rig.schedule % 3 else RANDOM
@@ -77,7 +78,7 @@ def _is_read_in_order(rig: Rig, made: SmallPool, tokens: torch.Tensor, name: str
     _load(rig, made, tokens)
     got = rig.measured(partial(call, made, name, layer, tokens), name)
     taken = rig.machine.taken(tensors_of(got))
-    _judge(rig, list(seen(made, got, layer, tokens, taken)), f"{name} during a load", name)
+    check_seen(rig.judge, seen(made, got, layer, tokens, taken), LOADED, f"{name} during a load", name, "KV201")
     rig.machine.settle()
     return not rig.machine.fired
 
@@ -123,18 +124,3 @@ def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
                     rig.machine.queue(each.arrive)
             counter.events[producer].complete(layer)
     counter.set_consumer(producer)
-
-
-def _judge(rig: Rig, reads: list[Seen], when: str, reader: str | None) -> None:
-    for each in reads:
-        rig.judge.compare(
-            each.held,
-            each.whole(),
-            request=LOADED,
-            positions=range(len(each.ids)),
-            ids=each.ids,
-            when=when,
-            part=each.part,
-            code="KV201",
-            lane=reader,
-        )

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView, among, inventory
-from kvcheck.core.probes.frame.content import ContentWriter, content
+from kvcheck.core.probes.frame.content import ContentWriter, rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, make_committed_request
@@ -168,8 +167,7 @@ def _of(writer: ContentWriter, name: str, dtype: torch.dtype, size: int) -> torc
     field = next((each for each in writer.found.buffers if each.name == name), None)
     if field is None:
         raise CannotDrive(f"metadata buffers have no {name}")
-    site = Site(field.unit, field.name, "", field.layer)
-    return content(site, SECOND, (0,), field.rows.shape[1])[0].clone().view(dtype)[:size]
+    return rows_of(field, SECOND, (0,))[0].clone().view(dtype)[:size]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

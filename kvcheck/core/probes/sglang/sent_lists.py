@@ -21,6 +21,7 @@ import torch
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.retract import admit, hold, mixed, release
+from kvcheck.core.probes.sglang.rig.bare_manager import bare
 from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool, take
 from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, extend_to, make_request
 
@@ -91,7 +92,6 @@ class _Prefill:
         state_types = [each for each in rig.names["transfer.kinds"] if each.value in kinds] if self.has_kinds else []
         if self.has_kinds and len(state_types) != len(kinds[:1]):
             raise CannotDrive(f"this release has no state kind of {', '.join(kinds)}")
-        self.scheduler: Any = object.__new__(rig.names["transfer.prefill"])
         arguments = SimpleNamespace(state_types=state_types)
         own = {
             "token_to_kv_pool_allocator": made.allocator,
@@ -103,8 +103,7 @@ class _Prefill:
             "disagg_prefill_bootstrap_queue": SimpleNamespace(kv_manager=SimpleNamespace(kv_args=arguments)),
             "disagg_prefill_pending_chunk_rids": set(),
         }
-        for name, value in own.items():
-            setattr(self.scheduler, name, value)
+        self.scheduler = bare(rig.names["transfer.prefill"], own)
 
     def run(self, length: int, cuts: Sequence[int]) -> None:
         rig, made, size = self.rig, self.made, self.size

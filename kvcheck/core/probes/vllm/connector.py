@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,14 +31,14 @@ BLOCK_BYTES = BLOCK * 2 * 4
 """Bytes of a block by the engine's account: keys and values of one head of one float32."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Copy:
     """A copy of blocks. event: the engine's number for it. is_done: its bytes have moved."""
 
     event: int
-    is_load: bool
     sources: list[int]
     targets: list[int]
+    is_load: bool = field(kw_only=True)
     is_done: bool = False
 
 
@@ -99,28 +99,14 @@ class _ConnectedRun(SchedulerRun):
             for copy in (*self.loads, *self.stores):
                 self._move(copy)
         if told.load_event >= 0:
-            self._start(
-                Copy(
-                    event=told.load_event,
-                    is_load=True,
-                    sources=[*told.load_cpu_blocks],
-                    targets=[*told.load_gpu_blocks],
-                )
-            )
+            self._start(Copy(told.load_event, [*told.load_cpu_blocks], [*told.load_gpu_blocks], is_load=True))
             self.rig.judge.count("loads")
             self.rig.judge.count("host_hit_pages", len(told.load_cpu_blocks))
 
     def end_pass(self, plan: Any) -> Any:
         told = self._told(plan)
         if told.store_event >= 0:
-            self._start(
-                Copy(
-                    event=told.store_event,
-                    is_load=False,
-                    sources=[*told.store_gpu_blocks],
-                    targets=[*told.store_cpu_blocks],
-                )
-            )
+            self._start(Copy(told.store_event, [*told.store_gpu_blocks], [*told.store_cpu_blocks], is_load=False))
             self.rig.judge.count("backups", len(told.store_gpu_blocks))
         names = [
             name

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView
-from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.content import rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 
@@ -176,7 +175,7 @@ class _Desk:
             return
         if not fails:
             for key, each in there.items():
-                self.held.rows[each.place] = content(_site(self.held), key, (0,), ROW_BYTES)[0]
+                self.held.rows[each.place] = rows_of(self.held, key, (0,))[0]
                 each.is_ready = True
             self.rig.judge.count("backups")
         self.rig.measured(lambda: self.manager.complete_store(names, context, success=not fails), "complete_store")
@@ -207,10 +206,6 @@ class _Desk:
 
     def _key(self, key: int) -> Any:
         return self.rig.names["offload.key"](key.to_bytes(32, "big"), 0)
-
-
-def _site(held: BufferView) -> Site:
-    return Site(held.unit, held.name, "", held.layer)
 
 
 def _places(spec: Any) -> list[int]:

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Interval, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import BenchRow, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_bug, title_of
-from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus
+from kvcheck.core.report.gate.baseline import EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
 from kvcheck.core.report.gate.text import row_text, run_text, summary_text
-from kvcheck.core.report.prices import is_check
+from kvcheck.core.report.prices import is_check, ratio_text
+from kvcheck.core.report.view import verdicts_text
 from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
 
 RUN = "run"
@@ -79,6 +80,10 @@ class CiOutcome:
         return tuple(sorted(found, key=lambda each: order.index(each.kind)))
 
 
+def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
+    return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
+
+
 def of_record(record: RunRecord) -> CiOutcome:
     causes = _causes(record)
     cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
@@ -89,21 +94,19 @@ def of_record(record: RunRecord) -> CiOutcome:
         cases.append(Case(id=cell, group=_group(cell), troubles=_of_cell(causes, cell)))
     missing = []
     if not record.complete:
-        missing.append(_gap(record, "run cut short", "the run is not complete: what it had not judged is unknown"))
+        text = "the run is not complete: what it had not judged is unknown"
+        missing.append(CiTrouble(kind=TroubleKind.GAP, title="run cut short", message=text, replay=record.repro))
     if not cases:
-        missing.append(_gap(record, "nothing judged", "the run judged and measured nothing"))
+        text = "the run judged and measured nothing"
+        missing.append(CiTrouble(kind=TroubleKind.GAP, title="nothing judged", message=text, replay=record.repro))
     name = f"kvcheck {record.argv[0]}" if record.argv and record.argv[0] != "kvcheck" else "kvcheck"
-    counts = [
-        f"{number} {word}"
-        for verdict, word in ((Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"), (Verdict.PASS, "passed"))
-        if (number := sum(case.verdict is verdict for case in cases))
-    ]
+    counts = verdicts_text(case.verdict for case in cases)
     judged = evidence_text(record.evidence)
     return CiOutcome(
         name=name,
         verdict=record.verdict.value.upper(),
         exit_code=record.exit_code,
-        summary="; ".join(part for part in (", ".join(counts), judged and f"judged: {judged}") if part),
+        summary="; ".join(part for part in (counts, judged and f"judged: {judged}") if part),
         cases=_closed(cases, missing, record.exit_code, record.repro),
         warnings=record.warnings,
         facts=_facts(record),
@@ -123,26 +126,23 @@ def of_gate(result: GateResult) -> CiOutcome:
         *((each, TroubleKind.CONDITIONAL) for each in conditional),
         *((each, TroubleKind.GAP) for each in result.evidence),
     ]
+    # Problems outside the listed runs are those of budgets, whose run_id is None.
+    details = {run.run_id: (run_text(run),) for run in result.runs}
     cases = [
         Case(
-            id=run.run_id,
+            id=name or BUDGETS,
             group="kvcheck.gate",
-            details=(run_text(run),),
-            troubles=tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == run.run_id),
+            details=details.get(name or "", ()),
+            troubles=tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == name),
         )
-        for run in result.runs
+        for name in dict.fromkeys([*details, *(each.run_id for each, _ in told)])
     ]
-    # Problems outside the listed runs, such as those of budgets, whose run_id is None.
-    shown = {case.id for case in cases}
-    for name in dict.fromkeys(each.run_id for each, _ in told if each.run_id not in shown):
-        others = tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == name)
-        cases.append(Case(id=name or BUDGETS, group="kvcheck.gate", troubles=others))
     cases += [_row_case(row, result, repro) for row in result.rows]
-    cases += [] if result.baseline is None else _baseline_cases(result.baseline, repro)
+    if (found := result.baseline) is not None:
+        rows = [row for row in found.rows if row.status != EntryStatus.ELSEWHERE.value]
+        cases += [_baseline_case(row, repro, is_failing=row in found.failing) for row in rows]
     text = "the gate was interrupted: what it had not judged is unknown"
-    cut = CiTrouble(
-        kind=TroubleKind.GAP, code=None, title="gate cut short", cells=(), place="", message=text, replay=repro
-    )
+    cut = CiTrouble(kind=TroubleKind.GAP, title="gate cut short", message=text, replay=repro)
     return CiOutcome(
         name="kvcheck gate",
         verdict=result.verdict,
@@ -185,66 +185,64 @@ def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[CiTroubl
     case = Case(id=row.id, group=_group(row.id), duration_s=row.duration_s, details=tuple(details), troubles=found)
     if row.verdict is Verdict.PASS or case.verdict is Verdict.FAIL:
         return case
-    why = row.reason or NO_REASON
-    if row.verdict is Verdict.FAIL:
-        more = _own(record, TroubleKind.FINDING, row.code, title_of(row.code, "failed"), row.id, why)
-    else:
-        more = _own(record, TroubleKind.GAP, row.code, title_of(row.code, "unknown"), row.id, why)
+    is_failure = row.verdict is Verdict.FAIL
+    more = CiTrouble(
+        kind=TroubleKind.FINDING if is_failure else TroubleKind.GAP,
+        code=row.code,
+        title=title_of(row.code, "failed" if is_failure else "unknown"),
+        cells=(row.id,),
+        message=row.reason or NO_REASON,
+        replay=record.repro,
+    )
     return replace(case, troubles=(more, *found))
 
 
 def _mutant_case(record: RunRecord, row: MutantResult) -> Case:
-    name = f"mutant/{row.name}"
-    details = (f"bug {row.bug}, outcome {row.outcome}, found by {row.killed_by or 'nothing'}",)
-    case = Case(id=name, group="kvcheck.mutant", details=details)
-    if row.verdict is Verdict.PASS:
-        return case
-    kind = TroubleKind.FINDING if row.verdict is Verdict.FAIL else TroubleKind.GAP
-    message = f"{row.name}: {row.outcome}; {row.message or f'{row.killer} has to find it'}"
-    trouble = _own(record, kind, None, f"mutant {row.outcome}", name, message)
-    return replace(case, troubles=(replace(trouble, replay=row.replay or record.repro),))
+    trouble = CiTrouble(
+        kind=TroubleKind.FINDING if row.verdict is Verdict.FAIL else TroubleKind.GAP,
+        title=f"mutant {row.outcome}",
+        cells=(f"mutant/{row.name}",),
+        message=f"{row.name}: {row.outcome}; {row.message or f'{row.killer} has to find it'}",
+        replay=row.replay or record.repro,
+    )
+    return Case(
+        id=f"mutant/{row.name}",
+        group="kvcheck.mutant",
+        details=(f"bug {row.bug}, outcome {row.outcome}, found by {row.killed_by or 'nothing'}",),
+        troubles=() if row.verdict is Verdict.PASS else (trouble,),
+    )
 
 
 def _row_case(row: GatedRow, result: GateResult, repro: str) -> Case:
     verdict, named, budget, measured, *_ = row_cells(row)
-    details = (f"{verdict}: {named}, budget {budget}, measured {measured}",)
-    case = Case(id=row.id, group="kvcheck.gate.overhead", details=details)
-    if row.verdict is Overhead.OK:
-        return case
-    if row.verdict is Overhead.INCONCLUSIVE and result.on_inconclusive != "fail":
-        return case
-    kind = TroubleKind.SLOWER if row.verdict is Overhead.SLOWER else TroubleKind.GAP
-    title = "slower than its budget" if kind is TroubleKind.SLOWER else "price not told from noise"
-    text = details[0]
-    trouble = CiTrouble(kind=kind, code=None, title=title, cells=(row.id,), place="", message=text, replay=repro)
-    return replace(case, troubles=(trouble,))
+    text = f"{verdict}: {named}, budget {budget}, measured {measured}"
+    if row.verdict is Overhead.SLOWER:
+        kind, title = TroubleKind.SLOWER, "slower than its budget"
+    else:
+        kind, title = TroubleKind.GAP, "price not told from noise"
+    trouble = CiTrouble(kind=kind, title=title, cells=(row.id,), message=text, replay=repro)
+    is_let_pass = row.verdict is Overhead.INCONCLUSIVE and result.on_inconclusive != "fail"
+    troubles = () if row.verdict is Overhead.OK or is_let_pass else (trouble,)
+    return Case(id=row.id, group="kvcheck.gate.overhead", details=(text,), troubles=troubles)
 
 
-def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
-    """Cases of baseline rows about these runs' engines. A row that fails the gate is a failure."""
-    cases = []
-    for row in found.rows:
-        if row.status == EntryStatus.ELSEWHERE.value:
-            continue
-        text = row_text(row)
-        case = Case(id=row.what, group="kvcheck.gate.baseline", details=(text,))
-        if row in found.failing:
-            title = f"{row.status} row of the baseline"
-            trouble = CiTrouble(
-                kind=TroubleKind.FINDING, code=None, title=title, cells=(), place=row.what, message=text, replay=repro
-            )
-            case = replace(case, troubles=(trouble,))
-        elif row.status in LET_PASS:
-            case = replace(case, let_pass=text)
-        cases.append(case)
-    return cases
+def _baseline_case(row: JudgedEntry, repro: str, *, is_failing: bool) -> Case:
+    text, title = row_text(row), f"{row.status} row of the baseline"
+    trouble = CiTrouble(kind=TroubleKind.FINDING, title=title, place=row.what, message=text, replay=repro)
+    return Case(
+        id=row.what,
+        group="kvcheck.gate.baseline",
+        details=(text,),
+        troubles=(trouble,) if is_failing else (),
+        let_pass=text if row.status in LET_PASS and not is_failing else None,
+    )
 
 
 def _of_problem(problem: Problem, kind: TroubleKind, repro: str) -> CiTrouble:
     if problem.trouble is not None:
         return replace(problem.trouble, kind=kind)
     title = "gap in the evidence" if kind is TroubleKind.GAP else "failed"
-    return CiTrouble(kind=kind, code=None, title=title, cells=(), place="", message=problem.message, replay=repro)
+    return CiTrouble(kind=kind, title=title, message=problem.message, replay=repro)
 
 
 def _closed(cases: Sequence[Case], missing: Sequence[CiTrouble], exit_code: int, repro: str) -> tuple[Case, ...]:
@@ -252,27 +250,15 @@ def _closed(cases: Sequence[Case], missing: Sequence[CiTrouble], exit_code: int,
     troubles = list(missing)
     verdicts = {case.verdict for case in cases}
     if exit_code == 1 and Verdict.FAIL not in verdicts:
-        troubles.append(_exit_trouble(TroubleKind.FINDING, exit_code, repro))
+        kind = TroubleKind.FINDING
     elif exit_code and not troubles and verdicts <= {Verdict.PASS}:
-        troubles.append(_exit_trouble(TroubleKind.GAP, exit_code, repro))
-    if not troubles:
-        return tuple(cases)
-    return (*cases, Case(id=RUN, group="kvcheck", troubles=tuple(troubles)))
-
-
-def _exit_trouble(kind: TroubleKind, exit_code: int, repro: str) -> CiTrouble:
-    text = f"it ended with exit {exit_code}, and no cell says why"
-    return CiTrouble(kind=kind, code=None, title=f"exit {exit_code}", cells=(), place="", message=text, replay=repro)
-
-
-def _own(record: RunRecord, kind: TroubleKind, code: str | None, title: str, cell: str, message: str) -> CiTrouble:
-    return CiTrouble(kind=kind, code=code, title=title, cells=(cell,), place="", message=message, replay=record.repro)
-
-
-def _gap(record: RunRecord, title: str, message: str) -> CiTrouble:
-    return CiTrouble(
-        kind=TroubleKind.GAP, code=None, title=title, cells=(), place="", message=message, replay=record.repro
-    )
+        kind = TroubleKind.GAP
+    else:
+        kind = None
+    if kind is not None:
+        text = f"it ended with exit {exit_code}, for a reason that no cell has"
+        troubles.append(CiTrouble(kind=kind, title=f"exit {exit_code}", message=text, replay=repro))
+    return (*cases, Case(id=RUN, group="kvcheck", troubles=tuple(troubles))) if troubles else tuple(cases)
 
 
 def _group(cell: str) -> str:
@@ -283,16 +269,11 @@ def _price_text(row: BenchRow) -> str:
     if is_check(row):
         return f"{row.id} over {row.baseline}: right in {counted(len(row.ratios), 'round')}; {row.note}"
 
-    def text(interval: Interval) -> str:
-        if interval.lo is None or interval.hi is None:
-            return f"{interval.est:.3g}, n/a (rounds<6)"
-        return f"{interval.est:.3g}, {interval.lo:.3g} to {interval.hi:.3g}"
-
-    return f"{row.id} over {row.baseline}: ratio {text(row.ratio)}; noise floor {row.floor:.1%}; {row.status}"
+    return f"{row.id} over {row.baseline}: ratio {ratio_text(row.ratio)}; noise floor {row.floor:.1%}; {row.status}"
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
-    identity = record.identity
+    identity = record.identity or Identity()
     facts = {
         "run": record.run_id,
         "command": record.repro,
@@ -300,8 +281,8 @@ def _facts(record: RunRecord) -> dict[str, str]:
         "verdict": record.verdict.value,
         "exit_code": str(record.exit_code),
         "complete": str(record.complete).lower(),
-        "code": None if identity is None or identity.code is None else short(identity.code),
-        "target": None if identity is None or identity.target is None else short(identity.target),
+        "code": identity.code and short(identity.code),
+        "target": identity.target and short(identity.target),
         "evidence": evidence_text(record.evidence) or "nothing counted",
         **{f"words_verified.{name}": str(count) for name, count in record.evidence.words_verified.items()},
         **{f"observed.{name}": str(count) for name, count in record.evidence.observed.items()},

@@ -13,30 +13,23 @@ from pathlib import Path
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report.ci.outcome import Case, CiOutcome, of_gate, of_record
-from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, trouble_lines
+from kvcheck.core.report import one_file
+from kvcheck.core.report.ci.outcome import CiOutcome, outcome_of
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
 from kvcheck.core.report.gate.result import GateResult
-from kvcheck.core.report.markdown import escaped, printable, table_line
-from kvcheck.core.report.wording import MARKS, clip
+from kvcheck.core.report.markdown import printable
+from kvcheck.core.report.templates import filled
+from kvcheck.core.report.wording import clip
 from kvcheck.core.run.store import write_text
 
-FILE = "github.txt"
 MOST = 10
 MOST_CASES = 200
 MOST_BYTES = 900_000
 TEXT_CHARS = 1000
 
 
-def write(record: RunRecord, path: Path) -> None:
-    write_text(path / FILE if path.is_dir() else path, _lines(of_record(record)))
-
-
-def write_gate(result: GateResult, path: Path) -> None:
-    write_text(path, _lines(of_gate(result)))
-
-
-def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
-    return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
+def write(subject: RunRecord | GateResult, path: Path) -> None:
+    write_text(one_file("github", path), _lines(outcome_of(subject)))
 
 
 def workflow_commands(outcome: CiOutcome) -> list[str]:
@@ -54,29 +47,11 @@ def workflow_commands(outcome: CiOutcome) -> list[str]:
 
 
 def summary(outcome: CiOutcome) -> str:
-    head = [
-        f"### {escaped(outcome.name)}: {outcome.verdict}, exit {outcome.exit_code}",
-        "",
-        escaped(outcome.summary),
-        "",
-        *(["The run was cut short; this is what was judged until then.", ""] if not outcome.is_complete else []),
-        *trouble_lines(outcome.troubles),
-    ]
     cases = sorted(outcome.cases, key=lambda case: (case.verdict is Verdict.PASS, case.verdict is Verdict.UNKNOWN))
-    table = [table_line(("verdict", "case", "evidence")), "| --- | --- | --- |"] if cases else []
-    table += [table_line((_word(case), case.id, "; ".join(case.details))) for case in cases[:MOST_CASES]]
-    if len(cases) > MOST_CASES:
-        table += ["", f"and {counted(len(cases) - MOST_CASES, 'more case')} in the record"]
-    whole = "\n".join([*head, *table]) + "\n"
+    whole = filled("summary.md.j2", outcome=outcome, cases=cases, most=MOST_CASES)
     if len(whole.encode("utf-8", "backslashreplace")) <= MOST_BYTES:
         return whole
-    return "\n".join([*head[:3], "", "The rest does not fit into a summary; it is in the record."]) + "\n"
-
-
-def _word(case: Case) -> str:
-    if case.let_pass is not None and case.verdict is Verdict.PASS:
-        return "let pass"
-    return f"{MARKS[case.verdict.value]} {case.verdict.value.upper()}"
+    return "\n".join([*whole.split("\n")[:3], "", "The rest does not fit into a summary; it is in the record.", ""])
 
 
 def _lines(outcome: CiOutcome) -> str:

@@ -12,14 +12,14 @@ import re
 from pathlib import Path
 
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.ci.outcome import RUN, CiOutcome, of_gate, of_record
+from kvcheck.core.report import one_file
+from kvcheck.core.report.ci.outcome import RUN, CiOutcome, outcome_of
 from kvcheck.core.report.ci.trouble import TroubleKind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
 from kvcheck.core.run.store import write_text
 
-FILE = "gl-code-quality-report.json"
 SEVERITY = {
     TroubleKind.FINDING: "critical",
     TroubleKind.SLOWER: "major",
@@ -29,12 +29,8 @@ SEVERITY = {
 DESCRIPTION_CHARS = 2000
 
 
-def write(record: RunRecord, path: Path) -> None:
-    write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
-
-
-def write_gate(result: GateResult, path: Path) -> None:
-    write_text(path, render(of_gate(result)))
+def write(subject: RunRecord | GateResult, path: Path) -> None:
+    write_text(one_file("gitlab", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:

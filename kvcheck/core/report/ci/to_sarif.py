@@ -12,13 +12,13 @@ from pathlib import Path
 
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.ci.outcome import RUN, CiOutcome, of_gate, of_record
+from kvcheck.core.report import one_file
+from kvcheck.core.report.ci.outcome import RUN, CiOutcome, outcome_of
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.run.store import write_text
 
-FILE = "kvcheck.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 KINDS = {
     TroubleKind.FINDING: ("fail", "error"),
@@ -29,12 +29,8 @@ KINDS = {
 """(kind, level) of a result: a level other than none belongs to the kind "fail" alone."""
 
 
-def write(record: RunRecord, path: Path) -> None:
-    write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
-
-
-def write_gate(result: GateResult, path: Path) -> None:
-    write_text(path, render(of_gate(result)))
+def write(subject: RunRecord | GateResult, path: Path) -> None:
+    write_text(one_file("sarif", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from kvcheck.core.base.causes import Bug, place_of
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.markdown import code_block, code_span, escaped
-from kvcheck.core.report.wording import replay_line, seen_text
-
-MOST_SHOWN = 100
+from kvcheck.core.report.view import seen_text
+from kvcheck.core.report.wording import replay_line
 
 
 class TroubleKind(Enum):
@@ -42,10 +38,10 @@ class CiTrouble:
     """
 
     kind: TroubleKind
-    code: str | None
+    code: str | None = None
     title: str
-    cells: tuple[str, ...]
-    place: str
+    cells: tuple[str, ...] = ()
+    place: str = ""
     message: str
     seen: str = ""
     condition: str | None = None
@@ -62,14 +58,17 @@ class CiTrouble:
         return self.cells[0] if self.cells else "the run"
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        told = (("only if", self.condition), ("seen", self.seen), ("in a baseline:", self.named))
+        return tuple(f"{label} {text}" for label, text in told if text)
+
+    @property
     def lines(self) -> tuple[str, ...]:
         return (
             self.message,
-            *((f"only if {self.condition}",) if self.condition else ()),
-            *((f"seen {self.seen}",) if self.seen else ()),
-            *((self.named,) if self.named else ()),
-            *((f"next: {self.replay}",) if self.replay else ()),
-            *((f"more: kvcheck explain {self.code}",) if self.code in CODES else ()),
+            *self.notes,
+            *([f"next: {self.replay}"] if self.replay else ()),
+            *([f"more: kvcheck explain {self.code}"] if self.code in CODES else ()),
         )
 
     def fingerprint(self, cell: str) -> str:
@@ -96,31 +95,3 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
         condition=cause.condition,
         replay=replay_line(record, cause),
     )
-
-
-WORDS = {TroubleKind.GAP: " (unknown: no pass)", TroubleKind.CONDITIONAL: " (changes no verdict)"}
-
-
-def trouble_lines(troubles: Sequence[CiTrouble], runs: Sequence[str | None] = ()) -> list[str]:
-    """Return a section for each trouble. runs: the run of each, if there are several."""
-    lines: list[str] = []
-    for number, trouble in enumerate(troubles[:MOST_SHOWN], 1):
-        run = [f"Run {code_span(name)}."] if runs and (name := runs[number - 1]) else []
-        lines += [
-            f"#### {number}. {escaped(trouble.head)}: {code_span(trouble.where)}{WORDS.get(trouble.kind, '')}",
-            "",
-            *(line for text in (*_texts(trouble), *run) for line in (text, "")),
-        ]
-        if trouble.replay:
-            lines += [*code_block([trouble.replay]), ""]
-    if len(troubles) > MOST_SHOWN:
-        lines += [f"and {counted(len(troubles) - MOST_SHOWN, 'more cause')} in the record", ""]
-    return lines
-
-
-def _texts(trouble: CiTrouble) -> list[str]:
-    texts = [escaped(trouble.message)]
-    texts += [f"Only if {escaped(trouble.condition)}."] if trouble.condition else []
-    texts += [f"Seen {escaped(trouble.seen)}."] if trouble.seen else []
-    texts += [f"In a baseline: {escaped(trouble.named)}."] if trouble.named else []
-    return texts

@@ -108,6 +108,19 @@ class Changes:
         return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
+def change_lines(found: Changes) -> list[tuple[ChangeState, int, list[tuple[str, str | None]]]]:
+    """Return the number of changes of each state, and a line for each group, with its replay line if it is new."""
+    return [
+        (
+            state,
+            len(found.of(state)),
+            [(line_of(rows), rows[0].replay if state is ChangeState.NEW else None) for rows in found.grouped(state)],
+        )
+        for state in ChangeState
+        if found.of(state)
+    ]
+
+
 def line_of(rows: Sequence[Change]) -> str:
     """Format a group as one line: cells, first cause, and codes that its schedules also show."""
     first = rows[0]
@@ -186,12 +199,11 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
         if row is not None and row.verdict is Verdict.PASS and has_enough(after, row):
             text = f"gone after {counted(row.schedules, 'schedule')}"
             yield _change(ChangeState.FIXED, finding, text, counts=counts)
-        elif row is None or row.verdict is not Verdict.FAIL:
-            text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
-            yield _change(ChangeState.LESS, finding, text, counts=counts)
-        else:
+            continue
+        text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
+        if row is not None and row.verdict is Verdict.FAIL:
             text = "not seen, but the cell fails otherwise, which ends it"
-            yield _change(ChangeState.LESS, finding, text, counts=counts)
+        yield _change(ChangeState.LESS, finding, text, counts=counts)
 
 
 def _change(state: ChangeState, finding: Finding, text: str, *, counts: bool) -> Change:

@@ -10,20 +10,19 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.codes import bug_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Finding, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import BenchRow, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
 from kvcheck.core.report.comparison.changes import Changes
 from kvcheck.core.report.gate.builds import absent_of
-from kvcheck.core.report.prices import is_check, ratio_text
+from kvcheck.core.report.prices import is_check
 from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
 NOT_RUN, ABSENT = "not run", "not in this release"
@@ -32,8 +31,6 @@ SERVERS = "servers"
 
 CONDITIONAL = "conditional "
 """Prefix of the code of a finding under an assumption."""
-LEAST_RUNS = 3
-"""Fewest runs of a trend; two runs have a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +50,32 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonEntry:
-    """One row in one run. verdict None: not run. is_absent: the release has dropped the row.
+    """One row in one run. result None: not run. is_absent: the release has dropped the row.
 
     notes: the run's warnings about this row, such as parts not exercised.
     """
 
     label: str
-    verdict: Verdict | None
+    result: ScenarioResult | None
     codes: tuple[str, ...] = ()
     text: str = ""
-    evidence: str = ""
-    schedules: int = 0
-    words: int = 0
-    orderings: int = 0
-    observed: Mapping[str, int] = field(default_factory=dict)
     replay: str = ""
     notes: tuple[str, ...] = ()
     is_absent: bool = False
 
     @property
+    def verdict(self) -> Verdict | None:
+        return None if self.result is None else self.result.verdict
+
+    @property
     def name(self) -> str:
-        return ABSENT if self.is_absent else NOT_RUN if self.verdict is None else self.verdict.value
+        return ABSENT if self.is_absent else NOT_RUN if self.result is None else self.result.verdict.value
+
+    @property
+    def evidence(self) -> str:
+        if self.result is None or is_requirement(self.result):
+            return ""
+        return evidence_text(self.result.evidence) or "nothing counted"
 
     @property
     def is_conditional(self) -> bool:
@@ -115,13 +117,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
+    """prices: measured rows by name, a place for each column; None: not measured."""
+
     engine: str
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
-
-    @property
-    def trend(self) -> Trend | None:
-        return trend_of([column.record for column in self.columns])
+    prices: Mapping[str, tuple[BenchRow | None, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +138,6 @@ class Comparison:
     def verdict(self) -> Verdict:
         judged = [verdict for table in self.tables for group in table.groups for verdict in group.verdicts]
         return Verdict.worst((*judged, *(column.record.verdict for column in self.columns)))
-
-
-ComparisonWriter = Callable[[Comparison, Path], None]
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
@@ -213,14 +211,24 @@ def _table(engine: str, columns: list[Column]) -> Table:
         row = Row(id=name, shows="" if text in told else text, cells=cells)
         told.add(text)
         groups.setdefault(name if engine == SERVERS else bug_of(name.partition("/")[0]), []).append(row)
+    titled: list[tuple[str | None, list[Row]]] = [*sorted(groups.items(), key=_order)]
     if engine == SERVERS:
-        untitled = tuple(Group(title=None, rows=tuple(rows)) for rows in groups.values())
-        return Table(engine=engine, columns=tuple(columns), groups=untitled)
+        titled = [(None, rows) for rows in groups.values()]
     return Table(
         engine=engine,
         columns=tuple(columns),
-        groups=tuple(Group(title=title, rows=tuple(rows)) for title, rows in sorted(groups.items(), key=_order)),
+        groups=tuple(Group(title=title, rows=tuple(rows)) for title, rows in titled),
+        prices=_prices([column.record for column in columns]),
     )
+
+
+def _prices(records: Sequence[RunRecord]) -> dict[str, tuple[BenchRow | None, ...]]:
+    by_run = [
+        {f"{row.id} to {row.baseline}, {row.device}": row for row in record.bench if not is_check(row)}
+        for record in records
+    ]
+    names = dict.fromkeys(name for run in by_run for name in run)
+    return {name: tuple(run.get(name) for run in by_run) for name in names}
 
 
 def _order(group: tuple[str, list[Row]]) -> tuple[bool, str]:
@@ -250,7 +258,7 @@ def _cells(column: Column, ids: Iterable[str]) -> list[ComparisonEntry]:
     for finding in record.findings:
         found.setdefault(finding.cell, []).append(finding)
     return [
-        ComparisonEntry(label=column.label, verdict=None, text=absent[name], is_absent=True)
+        ComparisonEntry(label=column.label, result=None, text=absent[name], is_absent=True)
         if name in absent and name not in results
         else _cell(column, row := results.get(name), found.get(row.id, []) if row else [])
         for name in ids
@@ -260,22 +268,15 @@ def _cells(column: Column, ids: Iterable[str]) -> list[ComparisonEntry]:
 def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> ComparisonEntry:
     record = column.record
     if result is None:
-        return ComparisonEntry(
-            label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro
-        )
+        text = f"{record.repro} did not run it"
+        return ComparisonEntry(label=column.label, result=None, text=text, replay=record.repro)
     findings.sort(key=lambda each: each.condition is not None)
+    codes = [each.code if each.condition is None else CONDITIONAL + each.code for each in findings]
     return ComparisonEntry(
         label=column.label,
-        verdict=result.verdict,
-        codes=tuple(
-            dict.fromkeys(each.code if each.condition is None else CONDITIONAL + each.code for each in findings)
-        ),
+        result=result,
+        codes=tuple(dict.fromkeys(codes)),
         text=_text(findings[0]) if findings else why_text(result),
-        evidence="" if is_requirement(result) else evidence_text(result.evidence) or "nothing counted",
-        schedules=result.schedules,
-        words=sum(result.evidence.words_verified.values()),
-        orderings=result.evidence.orderings_checked or 0,
-        observed=result.evidence.observed,
         replay=_replay(record, result, findings),
         notes=_notes(record, result.id),
     )
@@ -320,70 +321,11 @@ def summary(comparison: Comparison) -> str:
 
 
 def counts(cell: ComparisonEntry) -> str:
-    if cell.verdict is None:
+    if cell.result is None or not cell.evidence:
         return ""
-    if cell.observed:
-        return ", ".join((counted(cell.schedules, "round"), *observed_texts(cell.observed)))
-    if not cell.evidence:
-        return ""
-    parts = [counted(cell.schedules, "schedule")]
-    parts += [counted(cell.words, "word")] if cell.words else []
-    parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
-    return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellTrend:
-    id: str
-    verdicts: tuple[Verdict | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceTrend:
-    id: str
-    ratios: tuple[Interval | None, ...]
-    floors: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """Runs by start time. words: words judged by each."""
-
-    starts: tuple[str, ...]
-    run_ids: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
-    words: tuple[int, ...]
-    cells: tuple[CellTrend, ...]
-    prices: tuple[PriceTrend, ...]
-
-
-def trend_of(records: Sequence[RunRecord]) -> Trend | None:
-    if len(records) < LEAST_RUNS:
-        return None
-    runs = sorted(records, key=lambda record: (record.started_at, record.run_id))
-    cells = [{row.id: row.verdict for row in run.scenarios} for run in runs]
-    prices = [
-        {f"{row.id} to {row.baseline}, {row.device}": row for row in run.bench if not is_check(row)} for run in runs
-    ]
-    return Trend(
-        starts=tuple(run.started_at for run in runs),
-        run_ids=tuple(run.run_id for run in runs),
-        verdicts=tuple(run.verdict for run in runs),
-        words=tuple(sum(run.evidence.words_verified.values()) for run in runs),
-        cells=tuple(
-            CellTrend(id=name, verdicts=tuple(run.get(name) for run in cells))
-            for name in dict.fromkeys(name for run in cells for name in run)
-        ),
-        prices=tuple(
-            PriceTrend(
-                id=name,
-                ratios=tuple(run[name].ratio if name in run else None for run in prices),
-                floors=tuple(run[name].floor if name in run else None for run in prices),
-            )
-            for name in dict.fromkeys(name for run in prices for name in run)
-        ),
-    )
-
-
-def price_text(ratio: Interval | None) -> str:
-    return "not measured" if ratio is None else ratio_text(ratio)
+    schedules, evidence = cell.result.schedules, cell.result.evidence
+    if evidence.observed:
+        return ", ".join((counted(schedules, "round"), *observed_texts(evidence.observed)))
+    words, orderings = sum(evidence.words_verified.values()), evidence.orderings_checked or 0
+    more = [counted(count, noun) for count, noun in ((words, "word"), (orderings, "ordering")) if count]
+    return ", ".join((counted(schedules, "schedule"), *more))

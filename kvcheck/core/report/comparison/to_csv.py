@@ -36,18 +36,18 @@ def _release(column: Column) -> dict[str, object]:
 
 
 def _cell(row: Row, cell: ComparisonEntry) -> dict[str, object]:
-    told: dict[str, object] = {"kind": "cell", "cell": row.id, "shows": row.shows or None, "verdict": cell.name}
-    if cell.verdict is None:
-        return {**told, "text": cell.text, "replay": cell.replay}
+    told = {"kind": "cell", "cell": row.id, "shows": row.shows or None, "verdict": cell.name, "replay": cell.replay}
+    if cell.result is None:
+        return {**told, "text": cell.text}
+    evidence = cell.result.evidence
     return {
         **told,
         "codes": " ".join(cell.codes) or None,
-        "schedules": cell.schedules,
-        "words": cell.words,
-        "orderings": cell.orderings or None,
-        "tokens": cell.observed.get(TOKEN),
+        "schedules": cell.result.schedules,
+        "words": sum(evidence.words_verified.values()),
+        "orderings": evidence.orderings_checked or None,
+        "tokens": evidence.observed.get(TOKEN),
         "text": cell.text or None,
         "evidence": cell.evidence,
         "notes": "; ".join(cell.notes) or None,
-        "replay": cell.replay,
     }

@@ -199,23 +199,20 @@ def known_by(entries: Sequence[BaselineEntry], records: Sequence[RunRecord], tod
 def judge_rows(
     entries: Sequence[BaselineEntry], records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
 ) -> tuple[JudgedEntry, ...]:
-    return tuple(_judged(entry, records, today, is_enough) for entry in entries)
-
-
-def _judged(
-    entry: BaselineEntry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
-) -> JudgedEntry:
-    status, matches, text = _status(entry, records, today, is_enough)
-    return JudgedEntry(
-        row=entry.number,
-        kind=entry.kind.value,
-        status=status.value,
-        what=entry.what,
-        owner=entry.owner,
-        reason=entry.reason,
-        expires=entry.expires.isoformat(),
-        matches=matches,
-        text=text,
+    return tuple(
+        JudgedEntry(
+            row=entry.number,
+            kind=entry.kind.value,
+            status=status.value,
+            what=entry.what,
+            owner=entry.owner,
+            reason=entry.reason,
+            expires=entry.expires.isoformat(),
+            matches=matches,
+            text=text,
+        )
+        for entry in entries
+        for status, matches, text in [_status(entry, records, today, is_enough)]
     )
 
 

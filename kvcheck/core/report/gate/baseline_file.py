@@ -31,6 +31,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,33 +111,14 @@ def rows_of(
     record: RunRecord, *, owner: str, reason: str, expires: datetime.date, conditional: bool = False
 ) -> tuple[BaselineEntry, ...]:
     """Make a row for each cause and each UNKNOWN of a run. conditional: include conditional findings."""
-    engine = engine_name(record)
+    made = partial(BaselineEntry, number=0, engine=engine_name(record), owner=owner, reason=reason, expires=expires)
     found = [
-        BaselineEntry(
-            number=0,
-            kind=BaselineTable.FINDING,
-            engine=engine,
-            cell=each.cell,
-            code=each.code,
-            place=place_of(each),
-            owner=owner,
-            reason=reason,
-            expires=expires,
-        )
+        made(kind=BaselineTable.FINDING, cell=each.cell, code=each.code, place=place_of(each))
         for at, each in roots(record.findings)
         if (each.condition is None or conditional) and each is record.findings[at]
     ]
     found += [
-        BaselineEntry(
-            number=0,
-            kind=BaselineTable.UNKNOWN,
-            engine=engine,
-            cell=row.id,
-            says=_known_by(row.reason),
-            owner=owner,
-            reason=reason,
-            expires=expires,
-        )
+        made(kind=BaselineTable.UNKNOWN, cell=row.id, says=_known_by(row.reason))
         for row in record.scenarios
         if row.verdict is Verdict.UNKNOWN and row.reason
     ]

@@ -7,19 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Identity, Interval
-from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, trouble_lines
+from kvcheck.core.base.record import Identity
 from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
-from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.run.store import write_text
+from kvcheck.core.report.prices import ratio_text
 
 NAMED = 8
 """Most untried strategies and settings named in a line."""
@@ -35,17 +29,11 @@ def cells(row: GatedRow) -> tuple[str, ...]:
         row.verdict.name,
         f"{row.case}: {row.arm} over {row.baseline}, {', '.join(part for part in (row.size, row.shape) if part)}",
         f"{sign} {row.budget:.3g}{unit}",
-        interval_text(row.last.measured),
+        ratio_text(row.last.measured),
         f"{row.last.floor:.1%}",
         slower_from_text(row),
         "+".join(str(each.rounds) for each in row.measurements),
     )
-
-
-def interval_text(interval: Interval) -> str:
-    if interval.lo is None or interval.hi is None:
-        return f"{interval.est:.3g} (n/a: rounds<6)"
-    return f"{interval.est:.3g} ({interval.lo:.3g} to {interval.hi:.3g})"
 
 
 def slower_from_text(row: GatedRow) -> str:
@@ -185,40 +173,3 @@ def summary_text(result: GateResult) -> str:
     known = 0 if result.baseline is None else result.baseline.count(EntryStatus.KNOWN)
     nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
     return ", ".join(parts) or nothing
-
-
-def write(result: GateResult, path: Path) -> None:
-    write_text(path, render(result))
-
-
-def render(result: GateResult) -> str:
-    written_out = {"integrity": result.integrity, "conditional": result.conditional}
-    lines = [f"### kvcheck gate: {result.verdict}, exit {result.exit_code}", "", escaped(summary_text(result)), ""]
-    for name, text, details in sections(result):
-        if name in written_out:  # its causes have an entry each below
-            details = tuple(problem_text(each) for each in written_out[name] if each.trouble is None)
-        lines += [f"- **{name}**: {escaped(text)}", *(f"  - detail: {line}" for line in _first(details))]
-    if told := _causes(result):
-        lines += ["", *trouble_lines([trouble for trouble, _ in told], [run_id for _, run_id in told])]
-    if result.rows:
-        lines += ["", table_line(HEADINGS), "|" + " --- |" * len(HEADINGS)]
-        lines += [table_line(cells(row)) for row in result.rows[:MOST_LINES]]
-        if len(result.rows) > MOST_LINES:
-            lines += ["", f"{counted(len(result.rows) - MOST_LINES, 'more row')} in the JSON"]
-    return "\n".join(lines) + "\n"
-
-
-def _causes(result: GateResult) -> list[tuple[CiTrouble, str | None]]:
-    parts = [(TroubleKind.FINDING, result.integrity)]
-    parts += [] if result.fail_on_conditional else [(TroubleKind.CONDITIONAL, result.conditional)]
-    return [
-        (replace(each.trouble, kind=kind), each.run_id)
-        for kind, part in parts
-        for each in part
-        if each.trouble is not None
-    ]
-
-
-def _first(lines: Sequence[str]) -> list[str]:
-    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return [escaped(line) for line in lines[:MOST_LINES]] + more

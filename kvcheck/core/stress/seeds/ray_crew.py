@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,6 +29,8 @@ from kvcheck.core.stress.seeds.crew import Ended
 
 LOCAL = "local"
 """The address with which Ray is started on this machine."""
+ADDRESS = re.compile(r"(ray://)?(?P<host>[^/]+):(?P<port>\d+)")
+CONNECT_S = 5.0
 INSTALL = "pip install 'kvcheck[ray]'"
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -57,8 +61,10 @@ class RayCrew:
         sys.stdout = cast(TextIO, _OfOneThread(sys.stdout))
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
+            if (named := ADDRESS.fullmatch(address)) is not None:  # Ray would look for a dead one for minutes
+                socket.create_connection((named["host"], int(named["port"])), timeout=CONNECT_S).close()
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="kvcheck", **own)
-        except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
+        except (ValueError, RuntimeError, OSError, OverflowError) as error:
             sys.stdout = self._stdout
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(

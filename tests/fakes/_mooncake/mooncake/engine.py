@@ -1,11 +1,7 @@
 """A stand-in for the transfer engine: it moves bytes over loopback sockets, and says when they have landed.
 
-MC_STAND_IN names the fault: early, torn, late, unawaited, unregistered, late-failure,
+MC_STAND_IN names the fault: early, torn, late, unawaited, unregistered, refused-elsewhere, late-failure,
 early-notification, dies-with-peer.
-
-Invariants:
-- Without a fault a write is done when its receiver has said that it landed, and refused memory is not touched.
-- The receiver's answer comes from the process that holds the memory, so a stopped one answers nothing.
 """
 
 import ctypes
@@ -169,6 +165,9 @@ class TransferEngine:
             start <= address and address + len(data) <= start + size for start, size in self._regions.items()
         )
         if not is_known and self._fault != "unregistered":
+            if self._fault == "refused-elsewhere":
+                start, size = max(self._regions.items(), key=lambda region: region[1])
+                self._put([(start + size // 2, data)])
             return REFUSED
         whole = [(address, data)]
         if self._fault == "early":

@@ -6,5 +6,4 @@ import sglang_fault
 
 
 def has_fault(name: str) -> bool:
-    """Whether that fault is put in now."""
     return (Path(sglang_fault.__file__).parent / "fault").read_text() == name

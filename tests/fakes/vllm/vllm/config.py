@@ -7,15 +7,11 @@ from typing import Any
 
 @dataclass
 class ModelConfig:
-    """Which model."""
-
     model: str
 
 
 @dataclass
 class SchedulerConfig:
-    """Limits of a step."""
-
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
@@ -23,15 +19,11 @@ class SchedulerConfig:
 
 @dataclass
 class CacheConfig:
-    """Size of a block."""
-
     block_size: int
 
 
 @dataclass
 class SpeculativeConfig:
-    """Tokens that a draft model writes ahead."""
-
     method: str
     model: str
     num_speculative_tokens: int
@@ -46,8 +38,6 @@ class ParallelConfig:
 
 @dataclass
 class KVTransferConfig:
-    """A connector."""
-
     kv_connector: str
     kv_role: str
     engine_id: str
@@ -56,6 +46,4 @@ class KVTransferConfig:
 
 @dataclass
 class DeviceConfig:
-    """Where it runs."""
-
     device: Any

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -16,6 +16,14 @@ from kvcheck.core.probes.frame.names import Names
 
 STATE_CHUNK: Final = 4
 """Tokens between two states of a recurrent model. Without it, some releases read a model's configuration for it."""
+
+
+def bare(kind: Any, attributes: Mapping[str, object]) -> Any:
+    """Make an object of the engine without its start-up, with these attributes alone."""
+    made = object.__new__(kind)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
 
 
 def plain_manager() -> dict[str, Any]:

@@ -23,8 +23,7 @@ import torch
 
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
-from kvcheck.core.probes.frame.stubs import StubModule
-from kvcheck.core.probes.sglang.rig.copy_engine import lent
+from kvcheck.core.probes.frame.stubs import StubModule, replaced
 from kvcheck.core.probes.sglang.rig.kernels_aot import AOT_KERNELS
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 
@@ -55,7 +54,7 @@ class CompiledCopies:
             for module in dict.fromkeys(modules):
                 own = {name: vars(module)[name] for name in (*AOT_KERNELS, *JIT_KERNELS) if name in vars(module)}
                 table = {name: partial(self._asked, name, copy) for name, copy in own.items()}
-                stack.enter_context(lent([module], table))
+                stack.enter_context(replaced(module, table))
             yield
 
     def _asked(self, name: str, copy: Callable[..., Any], *arguments: Any, **named: Any) -> None:

@@ -12,19 +12,18 @@ from __future__ import annotations
 import ctypes
 import inspect
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import Machine
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, CopyRefused, Pieces
 from kvcheck.core.probes.sglang.rig.kernels_aot import AOT_KERNELS
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
-
-ABSENT = object()
 
 
 @dataclass(slots=True)
@@ -43,7 +42,9 @@ class CopyEngine:
 
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
-        with lent(modules, self.table()):
+        with ExitStack() as stack:
+            for module in modules:
+                stack.enter_context(replaced(module, self.table()))
             yield
 
     def table(self) -> dict[str, Callable[..., None]]:
@@ -76,18 +77,3 @@ class CopyEngine:
                 self.complain(f"{name} {what} {move.size} bytes outside the memory of both tiers")
                 return False
         return True
-
-
-@contextmanager
-def lent(modules: Iterable[ModuleType], table: Mapping[str, object]) -> Iterator[None]:
-    """Replace names of the modules by the table's values in this block."""
-    kept = [(vars(module), {name: vars(module).get(name, ABSENT) for name in table}) for module in modules]
-    for names, _ in kept:
-        names.update(table)
-    try:
-        yield
-    finally:
-        for names, before in kept:
-            names.update(before)
-            for name in [name for name, value in before.items() if value is ABSENT]:
-                del names[name]

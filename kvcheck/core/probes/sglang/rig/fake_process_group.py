@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.stubs import replaced
 
 
 class CollectiveMismatch(Exception):
@@ -45,17 +46,13 @@ class FakeProcessGroup:
             finally:
                 self._leave(rank)
 
-        place = vars(torch.distributed)
-        kept = {name: place[name] for name in ("all_reduce", "get_world_size")}
-        place.update(all_reduce=self._all_reduce, get_world_size=lambda *_: self._size)
-        try:
+        own = {"all_reduce": self._all_reduce, "get_world_size": lambda *_: self._size}
+        with replaced(torch.distributed, own):
             threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self._size)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        finally:
-            place.update(kept)
         if missed:
             raise missed[0]
         return results

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from kvcheck.core.probes.frame.buffer_views import BufferView, memories
-from kvcheck.core.probes.frame.content import ProbeJudge
+from kvcheck.core.probes.frame.content import ProbeJudge, rows_of
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.device import HOST, pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig, StreamsOfDevice
 from kvcheck.core.probes.frame.streams import Machine
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.core.probes.sglang.rig.bare_manager import published
 from kvcheck.core.probes.sglang.rig.compiled_copies import CompiledCopies
-from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine, lent
+from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine
 from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
 
@@ -117,11 +118,10 @@ class RigHostTier:
             text = f"{when}: not a row of {name} on the host is request {request}'s, in any layer"
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
 
-    def write_host(self, content: Callable[[BufferView, int], torch.Tensor], host: torch.Tensor) -> None:
-        """content: (buffer, number of units) -> rows."""
+    def write_host(self, request: int, host: torch.Tensor) -> None:
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
-            buffer.fill(held.layer, ids, content(held, len(ids)))
+            buffer.fill(held.layer, ids, rows_of(held, request, range(len(ids))))
 
     def _paired(self) -> Iterator[tuple[HostBuffer, BufferView]]:
         by_name = {buffer.name: buffer for buffer in self.buffers}
@@ -211,7 +211,7 @@ def _late(rig: Rig) -> Iterator[None]:
     kinds = [rig.names[name] for name in HOST_POOLS if rig.names.has(name)]
     with ExitStack() as stack:
         for module in dict.fromkeys(sys.modules[kind.__module__] for kind in kinds):
-            stack.enter_context(lent([module], {name: value for name, value in own.items() if name in vars(module)}))
+            stack.enter_context(replaced(module, {name: own[name] for name in own if name in vars(module)}))
         yield
 
 
@@ -274,11 +274,8 @@ class PinnedMemory:
     @contextmanager
     def watched(self) -> Iterator[None]:
         before: Callable[[], Any] = torch.cuda.cudart
-        torch.cuda.cudart = lambda: _Runtime(before(), self.starts)
-        try:
+        with replaced(torch.cuda, {"cudart": lambda: _Runtime(before(), self.starts)}):
             yield
-        finally:
-            torch.cuda.cudart = before
 
     def give_back(self) -> None:
         """Raises CannotDrive if the runtime refuses. No work may be queued on the device."""

@@ -22,6 +22,7 @@ from kvcheck.core.probes.frame.device import DEVICE, HOST, on_host, side
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import SideStream
+from kvcheck.core.probes.sglang.rig.bare_manager import bare
 from kvcheck.core.probes.sglang.rig.byte_copies import reads_lists_on
 
 LAYERS, HOST_SLOTS = 2, 64
@@ -165,10 +166,7 @@ class HybridScene:
             "_num_tokens_by_pool": lambda _: {},
             "_transfer_num_bytes": lambda _: 0,
         }
-        made = object.__new__(names[name])
-        for key, value in own.items():
-            setattr(made, key, value)
-        return made
+        return bare(names[name], own)
 
     def _pools(self) -> dict[str, Any]:
         group = self._group(self.staged)

@@ -26,7 +26,8 @@ import numpy as np
 
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt, fitted
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.bare_manager import plain_manager
+from kvcheck.core.probes.frame.stubs import replaced
+from kvcheck.core.probes.sglang.rig.bare_manager import bare, plain_manager
 
 NEEDS = ("transfer.manager", "transfer.info", "transfer.chunk", "transfer.peer", "transfer.poll")
 PREFILL = "prefill"
@@ -156,18 +157,12 @@ class PDPair:
     def send(self, requests: Sequence[SentRequest]) -> Fault | None:
         """Return the exception that ended the engine's worker, if any."""
         waiting = deque(self._chunk(request) for request in requests)
-        with self._rig.stubs.window() as called:
-            died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
-        self._refuse_stubs(called, "transfer_worker")
-        return died
+        return self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
 
     def deliver(self, rank: int, most: int | None = None) -> Fault | None:
         """Return the exception that ended the rank's receive loop, if any. most: messages; None: all."""
         self._allowed[rank] = len(self.link.wires[rank + 1]) if most is None else most
-        with self._rig.stubs.window() as called:
-            died = self._run(self._loops[rank], "decode_thread")
-        self._refuse_stubs(called, "decode_thread")
-        return died
+        return self._run(self._loops[rank], "decode_thread")
 
     def status(self, manager: Any, room: int) -> str:
         value = manager.request_status.get(room)
@@ -182,9 +177,7 @@ class PDPair:
     def _manager(self, memory: RegisteredMemory, name: str) -> Any:
         names, link = self._rig.names, self.link
         memory.register(link, name)
-        manager = object.__new__(names["transfer.manager"])
-        poll = names["transfer.poll"]
-        self._waiting = poll.WaitingForInput
+        self._waiting = names["transfer.poll"].WaitingForInput
         own = {**plain_manager(), "engine": link, "is_mla_backend": self._flat}
         own["kv_args"] = self._arguments(memory)
         if names.has("transfer.mode"):
@@ -194,9 +187,7 @@ class PDPair:
         own["_send_multipart_locked"] = lambda endpoint, parts, *_, **__: link.send(endpoint, parts)
         if names.has("transfer.custom-pool"):
             own["enable_custom_mem_pool"], own["custom_mem_pool_type"] = names["transfer.custom-pool"]()
-        for key, value in own.items():
-            setattr(manager, key, value)
-        return manager
+        return bare(names["transfer.manager"], own)
 
     def _arguments(self, memory: RegisteredMemory) -> SimpleNamespace:
         several = self._rig.names.has("transfer.kinds")
@@ -308,14 +299,11 @@ class PDPair:
             except RuntimeError as error:  # the worker wraps any exception in it
                 raise (error.__cause__ or error.__context__ or error) from None
 
-        died = attempt(unwrapped, self._rig.package)
+        with self._rig.stubs.refused(what):
+            died = attempt(unwrapped, self._rig.package)
         if isinstance(died, Fault) and not died.is_engine:
             raise CannotDrive(f"{what}: {died.text} ({died.where})")
         return died if isinstance(died, Fault) else None
-
-    def _refuse_stubs(self, called: dict[str, int], what: str) -> None:
-        if called:
-            raise CannotDrive(f"{what} called stand-ins, which move no bytes: {', '.join(sorted(called))}")
 
 
 STATUSES = ("Failed", "Bootstrapping", "WaitingForInput", "Transferring", "Success")
@@ -348,9 +336,6 @@ def _caught_threads(module: Any, bodies: list[Callable[[], None]]) -> Iterator[N
         bodies.append(target)
         return SimpleNamespace(start=lambda: None, join=lambda *_: None)
 
-    kept = module.threading
-    module.threading = SimpleNamespace(Thread=make, Lock=threading.Lock, Event=threading.Event)
-    try:
+    caught = SimpleNamespace(Thread=make, Lock=threading.Lock, Event=threading.Event)
+    with replaced(module, {"threading": caught}):
         yield
-    finally:
-        module.threading = kept

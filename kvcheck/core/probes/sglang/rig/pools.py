@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView, among, inventory
-from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge, content
+from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge, rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt, fitted
 from kvcheck.core.probes.frame.probe import Rig
 
@@ -105,8 +104,7 @@ class SmallPool:
         for owned in self.owned(tokens, state):
             for held in self.writer.found.buffers:
                 if held.unit == owned.unit:
-                    site, device = Site(held.unit, held.name, "", held.layer), held.rows.device
-                    rows = content(site, request, range(len(owned.ids)), held.rows.shape[1])
+                    rows, device = rows_of(held, request, range(len(owned.ids))), held.rows.device
                     found.append(Arrival(held, torch.tensor(list(owned.ids), device=device), rows.to(device)))
         return found
 
@@ -269,6 +267,25 @@ class Seen:
         full = torch.zeros((len(self.ids), self.held.rows.shape[1]), dtype=torch.uint8)
         full[:, self.part] = self.rows.cpu()
         return full
+
+
+def check_seen(
+    judge: ProbeJudge, read: Iterable[Seen], request: int, when: str, lane: str | None, code: str | None = None
+) -> None:
+    """Compare rows that a reader returned. lane: the reader. code: as in ProbeJudge.compare."""
+    for each in read:
+        places = range(len(each.ids))
+        judge.compare(
+            each.held,
+            each.whole(),
+            request=request,
+            positions=places,
+            ids=each.ids,
+            when=when,
+            part=each.part,
+            code=code,
+            lane=lane,
+        )
 
 
 def understood(rig: Rig, made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:

@@ -6,8 +6,6 @@ from typing import Any
 
 @dataclass
 class ModelRunnerOutput:
-    """What a step has sampled."""
-
     req_ids: list
     sampled_token_ids: list
     kv_connector_output: Any = None
@@ -15,7 +13,5 @@ class ModelRunnerOutput:
 
 @dataclass
 class KVConnectorOutput:
-    """What a connector's worker reports."""
-
     finished_recving: Any = None
     kv_connector_worker_meta: Any = None

@@ -4,16 +4,12 @@ from enum import Enum, auto
 
 
 class RequestStatus(Enum):
-    """Where a request is."""
-
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()
 
 
 class Request:
-    """Tokens and how many are computed."""
-
     def __init__(self, request_id, prompt_token_ids, sampling_params, pooling_params, priority, block_hasher):
         self.request_id = request_id
         self.all_token_ids = list(prompt_token_ids)
@@ -23,14 +19,11 @@ class Request:
 
     @property
     def num_tokens(self):
-        """Prompt and output."""
         return len(self.all_token_ids)
 
     def append_output_token_ids(self, token):
-        """One more."""
         self.all_token_ids.append(token)
         self.num_output_tokens += 1
 
     def is_finished(self):
-        """Whether it has all its tokens."""
         return self.num_output_tokens >= self.max_tokens

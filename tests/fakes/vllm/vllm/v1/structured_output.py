@@ -2,7 +2,5 @@
 
 
 class StructuredOutputManager:
-    """No grammar."""
-
     def __init__(self, config):
         self.config = config

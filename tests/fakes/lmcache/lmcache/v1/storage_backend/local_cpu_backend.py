@@ -4,17 +4,13 @@ from lmcache import has_fault
 
 
 class LocalCPUBackend:
-    """Over an allocator."""
-
     def __init__(self, config, memory_allocator):
         self.memory, self.chunks = memory_allocator, {}
 
     def contains(self, key):
-        """Whether it is there."""
         return key in self.chunks and not (has_fault("forgets") and key.chunk_hash % 3 == 0)
 
     def allocate(self, shape, dtype, form, eviction, busy_loop):
-        """Evict until there is room, or None."""
         users = 99 if has_fault("evicts-held") else 1
         while (made := self.memory.allocate(shape, dtype)) is None:
             idle = [key for key, each in self.chunks.items() if each.count <= users and not each.pins]
@@ -24,38 +20,31 @@ class LocalCPUBackend:
         return made
 
     def submit_put_task(self, key, made):
-        """Cached from now on."""
         made.change(1, 0)
         self.chunks[key] = made
 
     def get_blocking(self, key):
-        """Held from now on."""
         self.chunks[key].change(0 if has_fault("no-count") else 1, 0)
         return self.chunks[key]
 
     def pin(self, key):
-        """Not to be evicted."""
         assert not has_fault("pins-are-watched"), "config is required"
         self.chunks[key].change(0, 1)
         return True
 
     def unpin(self, key):
-        """As before."""
         if not has_fault("pin-stays"):
             self.chunks[key].change(0, -1)
 
     def remove(self, key):
-        """Cached no longer."""
         made = self.chunks.pop(key)
         if not has_fault("leak"):
             made.change(-1, 0)
         return True
 
     def get_keys(self):
-        """All."""
         return list(self.chunks)
 
     def clear(self):
-        """All that is idle."""
         for key in [key for key, each in self.chunks.items() if each.count == 1 and not each.pins]:
             self.remove(key)

@@ -131,7 +131,7 @@ class RadixCache:
             if key not in node.children:
                 node.children[key] = Node(key, value.clone(), node)
                 self.evictable += self.page
-            elif start >= owned and not has_fault("duplicate-leaks"):
+            elif start >= owned:
                 self.slots.free(value)
             node = node.children[key]
 

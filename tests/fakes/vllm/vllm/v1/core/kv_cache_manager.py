@@ -16,11 +16,9 @@ class BlockPool:
         self.free_block_queue = SimpleNamespace(get_all_free_blocks=lambda: list(self.free))
 
     def get_num_free_blocks(self):
-        """Length of the free list."""
         return len(self.free)
 
     def take(self):
-        """A block for a new owner."""
         block = self.free.popleft()
         if has_fault("hands-out-held") and block.block_id % 5 == 0:
             self.free.append(block)
@@ -31,14 +29,11 @@ class BlockPool:
         return block
 
     def keep(self, prefix, block):
-        """Found by this prefix from now on."""
         if prefix not in self.by_prefix and block.block_id not in self.prefix_of:
             self.by_prefix[prefix], self.prefix_of[block.block_id] = block, prefix
 
 
 class KVCacheManager:
-    """Tables of requests."""
-
     def __init__(self, kv_cache_config, max_model_len, hash_block_size, enable_caching=True):
         self.size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         self.block_pool = BlockPool(kv_cache_config.num_blocks)
@@ -81,12 +76,10 @@ class KVCacheManager:
         return SimpleNamespace(blocks=(table,))
 
     def keep(self, request, end):
-        """Its blocks before that position can be found."""
         for place, prefix in enumerate(request.hasher(request.all_token_ids[:end])):
             self.block_pool.keep(prefix, self.tables[request.request_id][place])
 
     def get_block_ids(self, request_id):
-        """One group."""
         return ([block.block_id for block in self.tables[request_id]],)
 
     def free(self, request):

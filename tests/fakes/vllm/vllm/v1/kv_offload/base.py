@@ -5,8 +5,6 @@ from enum import Enum, auto
 
 
 class LookupResult(Enum):
-    """What a lookup says."""
-
     MISS = auto()
     HIT = auto()
     HIT_PENDING = auto()
@@ -14,11 +12,8 @@ class LookupResult(Enum):
 
 @dataclass
 class ReqContext:
-    """A request."""
-
     req_id: str
 
 
 def make_offload_key(block_hash, group_idx):
-    """Of a chunk."""
     return block_hash + bytes([group_idx])

@@ -5,6 +5,4 @@ from dataclasses import dataclass
 
 @dataclass
 class SimpleCPUOffloadWorkerMetadata:
-    """Stores that have ended."""
-
     completed_store_events: dict

@@ -8,8 +8,6 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 
 class Scheduler:
-    """Plans of steps."""
-
     def __init__(self, vllm_config, kv_cache_config, structured_output_manager, block_size):
         self.limits = vllm_config.scheduler_config
         self.kv_cache_manager = KVCacheManager(kv_cache_config, 0, block_size)
@@ -21,7 +19,6 @@ class Scheduler:
         self.connector = SimpleCPUOffloadConnector(transfer, self.kv_cache_manager, block_bytes) if transfer else None
 
     def add_request(self, request):
-        """One more that waits."""
         self.waiting.append(request)
 
     def schedule(self):

@@ -19,25 +19,21 @@ class CPUOffloadingManager:
         """Nothing to note."""
 
     def lookup(self, key, context):
-        """Whether it is there and ready."""
         chunk = self.chunks.get(key)
         if chunk is None:
             return LookupResult.MISS
         return LookupResult.HIT if chunk.ready or has_fault("pending-is-hit") else LookupResult.HIT_PENDING
 
     def prepare_load(self, keys, context):
-        """Pin."""
         for key in keys:
             self.chunks[key].loads += 1
         return SimpleNamespace(block_ids=[self.chunks[key].place for key in keys])
 
     def complete_load(self, keys, context):
-        """Unpin."""
         for key in keys:
             self.chunks[key].loads -= 1
 
     def prepare_store(self, keys, context):
-        """Room for those that are not there."""
         new = [key for key in keys if key not in self.chunks]
         pins = 99 if has_fault("evicts-pinned") else 0
         idle = [key for key, each in self.chunks.items() if each.ready and each.loads <= pins and key not in keys]
@@ -62,6 +58,5 @@ class CPUOffloadingManager:
                 self.free += [] if has_fault("forgets-room") else [place]
 
     def reset_cache(self):
-        """All gone."""
         if not has_fault("no-reset"):
             self.chunks.clear()

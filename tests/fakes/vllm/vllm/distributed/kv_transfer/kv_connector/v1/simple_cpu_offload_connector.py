@@ -60,7 +60,6 @@ class SimpleCPUOffloadConnector:
         return told
 
     def ended(self, output):
-        """Give back what ended copies held."""
         names = set(output.finished_recving or ())
         for event in [event for event, each in self.loads.items() if {name for name, _ in each} <= names]:
             for _, hit in self.loads.pop(event):
@@ -75,7 +74,6 @@ class SimpleCPUOffloadConnector:
                 self._give_back(self.device, [] if has_fault("stores-hold-nothing") else [block])
 
     def has_pending_push_work(self):
-        """Whether something is stored."""
         return bool(self.stores)
 
     def _give_back(self, pool, blocks):

@@ -1,0 +1,394 @@
+"""The view of a record: causes, cells, counts and places as plain rows, from which all texts and pages are made.
+
+Invariants:
+- Texts are the record's own. Each format escapes and cuts them for itself.
+- A value that does not apply is None or "", never 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvcheck.core.base.causes import Bug, bugs
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted, plural
+from kvcheck.core.base.record import Evidence, Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.server_facts import TOKEN, server_of
+from kvcheck.core.report.prices import in_short
+from kvcheck.core.report.story_text import show_line
+from kvcheck.core.report.wording import (
+    CELLS_NAMED,
+    WORST_FIRST,
+    conditional_text,
+    coverage_text,
+    evidence_text,
+    proof_line,
+    replay_line,
+    small_line,
+    wait_text,
+    whole_proof_line,
+    whose_text,
+    why_text,
+)
+
+MOST_COLUMNS = 10
+LEAST_FILLED = 0.4
+"""Smallest share of filled places in a matrix of cells. Below it, each row lists its cells."""
+MOST_OPEN = 12
+"""Most cells without a cause that are listed before the others."""
+MAP_AXIS = 48
+KNOWN_ANSWERS = "known-answers"
+"""The oracle of running servers. Its findings name pages and positions of a request."""
+PLACES = ("layer", "page", "row", "lane")
+IN_REQUEST = {"page": "page of the request", "row": "position"}
+FOUND = {"killed": "K", "reproduced": "K"}
+"""Marks in the matrix for a mutant that its own oracle found, by outcome."""
+LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
+"""Marks for a mutant that its own oracle did not find, by outcome; other outcomes are not judged."""
+MOST_SUSPECTS = 12
+MOST_LAYERS = 192
+MOST_POSITIONS = 1 << 24
+NO_REASON = "no reason was recorded"
+UNKNOWN_CODE = ("unknown code", "This version does not know the code.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseView:
+    """One cause. facts: label to text, in reading order. others: its symptoms and repetitions."""
+
+    number: int
+    finding: Finding
+    title: str
+    meaning: str
+    facts: dict[str, str]
+    others: tuple[Finding, ...]
+
+
+def causes_of(record: RunRecord) -> tuple[CauseView, ...]:
+    return tuple(cause_view(number, bug, record) for number, bug in enumerate(bugs(record.findings), 1))
+
+
+def cause_view(number: int, bug: Bug, record: RunRecord | None) -> CauseView:
+    """record: of the run that stores both; None: lines are whole and without a story."""
+    finding = bug.cause
+    known = CODES.get(finding.code)  # None: it is from a run that another version made
+    proved = next((each for each in bug.findings if each.minimal and "confirmed" in each.minimal), finding)
+    condition = finding.condition and f"{finding.condition}; conditional: it fails a run with --fail-on-conditional"
+    facts = {
+        "where": where_text(finding),
+        "whose": whose_text(finding),
+        "only if": condition,
+        "what": finding.message,
+        "seen": seen_text(bug) if len(bug.findings) > 1 else None,
+        "repro": finding.replay if record is None else replay_line(record, finding),
+        "small": small_line(finding),
+        "wait": wait_text(finding),
+        "proof": (proved.minimal or {}).get("confirmed"),
+        "shown": whole_proof_line(proved) if record is None else proof_line(record, proved),
+        "story": None if record is None else show_line(record, finding),
+        "more": f"kvcheck explain {finding.code}",
+    }
+    return CauseView(
+        number=number,
+        finding=finding,
+        title=known.title if known else UNKNOWN_CODE[0],
+        meaning=known.meaning if known else UNKNOWN_CODE[1],
+        facts={label: str(text) for label, text in facts.items() if text},
+        others=tuple(each for each in bug.findings if each is not finding),
+    )
+
+
+def where_text(finding: Finding) -> str:
+    names = IN_REQUEST if finding.oracle == KNOWN_ANSWERS else {}
+    placed = [(name, value) for name in PLACES if (value := getattr(finding, name)) is not None]
+    parts = [" ".join(filter(None, (finding.tier, finding.buffer)))]
+    return ", ".join(filter(None, [*parts, *(f"{names.get(name, name)} {value}" for name, value in placed)]))
+
+
+def seen_text(bug: Bug) -> str:
+    """Return how often a cause was seen, and its symptoms: "2 times; symptoms: KV102 x5"."""
+    often = sum(bug.symptoms.values())
+    text = counted(len(bug.findings) - often, "time")
+    if bug.schedules > 1:
+        named = ", ".join(bug.cells[:CELLS_NAMED]) + (", ..." if len(bug.cells) > CELLS_NAMED else "")
+        text += f" in {counted(bug.schedules, 'schedule')} of {counted(len(bug.cells), 'cell')}: {named}"
+    told = ", ".join(f"{code} x{count}" for code, count in bug.symptoms.items())
+    return f"{text}; symptoms: {told}" if told else text
+
+
+def headline(record: RunRecord, causes: Sequence[CauseView]) -> tuple[str, str, str]:
+    """Return (summary, message, command): the worst cause, else why the run is no pass, else what it judged."""
+    conditional = sum(each.finding.condition is not None for each in causes)
+    if len(causes) > conditional or (causes and record.verdict is Verdict.FAIL):
+        worst = causes[0]
+        message = f"{worst.finding.code} {worst.title}: {worst.finding.message}"
+        return _causes_text(causes, conditional), message, worst.facts["repro"]
+    failing = [row for row in record.mutants if row.verdict is Verdict.FAIL]
+    if failing:
+        row = failing[0]
+        summary = f"{len(failing)} of {counted(len(record.mutants), 'mutant')} not found as expected"
+        return summary, ": ".join(filter(None, (row.name, row.outcome, row.message))), row.replay or record.repro
+    if record.verdict is not Verdict.PASS:
+        return "not judged", _why_not(record), record.repro
+    if record.bench:
+        return "price list", in_short(record.bench), record.repro
+    return (
+        _causes_text(causes, conditional) if causes else "no finding",
+        f"Judged: {judged_text(record)}.",
+        record.repro,
+    )
+
+
+def _causes_text(causes: Sequence[CauseView], conditional: int) -> str:
+    noun = "cause" if any(each.others for each in causes) else "finding"
+    if len(causes) == conditional:
+        return f"{conditional:,} conditional {plural(conditional, noun)}"
+    return counted(len(causes), noun) + (f", {conditional:,} of them conditional" if conditional else "")
+
+
+def _why_not(record: RunRecord) -> str:
+    """Why a run without findings did not pass."""
+    for verdict in WORST_FIRST[:2]:
+        for row in record.scenarios:
+            if row.verdict is verdict:
+                return f"{row.id}: {why_text(row) or NO_REASON}"
+        for mutant in record.mutants:
+            if mutant.verdict is verdict:
+                return f"{mutant.name}: {mutant.outcome}; {mutant.message or NO_REASON}"
+    return next(iter(record.warnings), "No scenario ran, so nothing was judged. This is not a pass.")
+
+
+def judged_text(record: RunRecord) -> str:
+    if record.mutants and not record.scenarios:
+        found = sum(row.verdict is Verdict.PASS for row in record.mutants)
+        return f"{counted(len(record.mutants), 'mutant')}, {found} found by the oracle that has to find it"
+    text = evidence_text(record.evidence) or "nothing counted"
+    planned = [row.coverage.wanted for row in record.scenarios if row.coverage is not None]
+    if server_of(record) is not None or not planned or len(planned) < len(record.scenarios):
+        return text
+    return f"{counted(len(record.scenarios), 'cell')}, of {counted(sum(planned), 'planned schedule')}: {text}"
+
+
+def verdicts_text(verdicts: Iterable[Verdict]) -> str:
+    """Return "1 failed, 2 passed"; "" for none."""
+    counts = Counter(verdicts)
+    words = ((Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"), (Verdict.PASS, "passed"))
+    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words if counts[verdict])
+
+
+def work_counts(record: RunRecord) -> list[tuple[int, str]]:
+    """Return (count, noun) of the work that was judged: of a server its rounds, requests and tokens."""
+    done = record.evidence
+    if server_of(record) is not None:
+        tokens = done.observed.get(TOKEN, 0)
+        return [(done.schedules, "round"), (done.requests, "request"), (tokens, "judged token")]
+    if record.mutants and not record.scenarios:
+        return [(sum(row.schedules for row in record.mutants), "schedule")]
+    return [(done.schedules, "schedule"), (done.events, "event")]
+
+
+def counts_of(record: RunRecord, causes: int) -> list[tuple[int, str]]:
+    """Return (count, label) of everything that the head of a page counts; of counts of 0 only the findings."""
+    noun = "cell" if server_of(record) is None else "scenario"
+    by_verdict = [(sum(row.verdict is verdict for row in record.scenarios), verdict) for verdict in WORST_FIRST]
+    found, mutants = sum(row.verdict is Verdict.PASS for row in record.mutants), len(record.mutants)
+    words, findings = sum(record.evidence.words_verified.values()), len(record.findings)
+    return [
+        *([(causes, plural(causes, "cause"))] if causes < findings else []),
+        (findings, plural(findings, "finding")),
+        *((count, f"{plural(count, noun)} {verdict.value.upper()}") for count, verdict in by_verdict if count),
+        *([(found, f"of {counted(mutants, 'mutant')} found as expected")] if mutants else []),
+        *((count, plural(count, of)) for count, of in work_counts(record) if count),
+        *([(words, f"{plural(words, 'word')} verified")] if words else []),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellView:
+    """A cell of the record. number: its place there. line, column: its place in the matrix."""
+
+    number: int
+    row: ScenarioResult
+    line: str
+    column: str
+    conditional: str
+
+    @cached_property
+    def why(self) -> str:
+        return "; ".join(filter(None, (why_text(self.row), self.conditional)))
+
+    @property
+    def planned(self) -> str:
+        return "" if self.row.coverage is None else f"/{self.row.coverage.wanted:,}"
+
+    @property
+    def tried(self) -> str:
+        coverage = self.row.coverage
+        return coverage_text(coverage) if coverage is not None and coverage.tried else ""
+
+    @property
+    def evidence(self) -> str:
+        evidence = self.row.evidence
+        return "" if evidence == Evidence(schedules=evidence.schedules) else evidence_text(evidence, but=("schedules",))
+
+
+def cells_of(record: RunRecord) -> tuple[CellView, ...]:
+    """Return the cells; of a price list only those that did not pass."""
+    return tuple(
+        CellView(
+            number=number,
+            row=row,
+            line=line,
+            column=column,
+            conditional=conditional_text(row.id, record.findings),
+        )
+        for number, row in enumerate(record.scenarios, 1)
+        if not record.bench or row.verdict is not Verdict.PASS
+        for line, column in [_place_of(row, is_probe="engine" in record.environment)]
+    )
+
+
+def _place_of(row: ScenarioResult, *, is_probe: bool) -> tuple[str, str]:
+    """The scenario, with its transport or probe, and a shape or a variant."""
+    scenario = row.id.removesuffix(f"/{row.shape}")
+    if is_probe:
+        probe, _, variant = row.shape.partition(".")
+        return f"{scenario} · {probe}", variant
+    shape, slash, transport = row.shape.partition("/")
+    return f"{scenario} over {transport}" if slash else scenario, shape
+
+
+def cell_matrix(record: RunRecord, cells: Sequence[CellView]) -> tuple[list[str], dict[str, dict[str, list[CellView]]]]:
+    """Return the columns, those of a family side by side, and the cells by row and column.
+
+    No columns if the matrix is too wide or too sparse.
+    """
+    families = families_of(record)
+    rows: dict[str, dict[str, list[CellView]]] = {}
+    for cell in cells:
+        rows.setdefault(cell.line, {}).setdefault(cell.column, []).append(cell)
+    kinds = [*dict.fromkeys(families.values())]
+    columns = sorted(
+        dict.fromkeys(column for row in rows.values() for column in row),
+        key=lambda column: kinds.index(families[column]) if column in families else len(kinds),
+    )
+    is_full = sum(map(len, rows.values())) >= LEAST_FILLED * len(rows) * len(columns)
+    return columns if is_full and len(columns) <= MOST_COLUMNS else [], rows
+
+
+def families_of(record: RunRecord) -> dict[str, str]:
+    found = record.plan.get("families")
+    return {str(name): str(family) for name, family in found.items()} if isinstance(found, dict) else {}
+
+
+def in_reading_order(record: RunRecord, cells: Sequence[CellView]) -> tuple[list[CellView], int]:
+    """Return the cells, those that no cause explains first, and how many of them are shown unfolded."""
+    explained = {finding.cell for finding in record.findings}
+    open_ = [cell for cell in cells if cell.row.verdict is not Verdict.PASS and cell.row.id not in explained]
+    ordered = sorted(cells, key=lambda cell: (cell not in open_, WORST_FIRST.index(cell.row.verdict)))
+    return ordered, len(cells) if len(cells) == 1 or record.bench else min(len(open_), MOST_OPEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferMap:
+    """Codes of the findings of a buffer by (layer, page). None: a finding names no layer or page."""
+
+    buffer: str
+    layers: tuple[int | None, ...]
+    pages: tuple[int | None, ...]
+    codes: Mapping[tuple[int | None, int | None], Sequence[str]]
+    left_out: str
+
+
+def maps_of(findings: Iterable[Finding]) -> list[BufferMap]:
+    placed: dict[str, dict[tuple[int | None, int | None], list[str]]] = {}
+    for each in findings:
+        if each.buffer is not None and (each.layer is not None or each.page is not None):
+            placed.setdefault(each.buffer, {}).setdefault((each.layer, each.page), []).append(each.code)
+    return [_map(buffer, codes) for buffer, codes in sorted(placed.items())]
+
+
+def _map(buffer: str, codes: Mapping[tuple[int | None, int | None], Sequence[str]]) -> BufferMap:
+    axes = [sorted({key[at] for key in codes}, key=lambda value: (value is None, value or 0)) for at in (0, 1)]
+    more = [f"{len(axis) - MAP_AXIS:,} more {name}" for axis, name in zip(axes, ("layers", "pages"), strict=True)]
+    left_out = " and ".join(text for axis, text in zip(axes, more, strict=True) if len(axis) > MAP_AXIS)
+    layers, pages = (tuple(axis[:MAP_AXIS]) for axis in axes)
+    return BufferMap(buffer=buffer, layers=layers, pages=pages, codes=codes, left_out=left_out)
+
+
+def oracles_of(mutants: Sequence[MutantResult]) -> list[str]:
+    """Return the oracles that should find these mutants, or did."""
+    return sorted({name for row in mutants for name in (row.killer, _found_by(row)) if name})
+
+
+def mark_of(row: MutantResult, oracle: str) -> str:
+    """Return the mark of a mutant in the column of an oracle."""
+    if oracle == _found_by(row):
+        return FOUND.get(row.outcome, "other code") if oracle == row.killer else "K"
+    return LACKING.get(row.outcome, "not judged") if oracle == row.killer else ""
+
+
+def _found_by(row: MutantResult) -> str | None:
+    """The oracle that found the mutant, without the code. On a device the delays find it."""
+    return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """read: position read by the wrong step in that layer, if known."""
+
+    where: str
+    read: int | None
+    why: str
+
+
+def suspects_of(minimal: Mapping[str, object] | None) -> tuple[list[Suspect], int]:
+    """Return the first MOST_SUSPECTS rows of a finding and the number of others."""
+    if minimal is None or minimal.get("test") not in ("walk", "position"):
+        return [], 0
+    given, wrong = minimal.get("suspects"), minimal.get("wrong")
+    reads = wrong if isinstance(wrong, list) else []
+    rows = [found for row in (given if isinstance(given, list) else []) if (found := _suspect(row, reads)) is not None]
+    return rows[:MOST_SUSPECTS], max(0, len(rows) - MOST_SUSPECTS)
+
+
+def _suspect(row: object, reads: list[object]) -> Suspect | None:
+    """None for a row that names no place: a record comes from a file."""
+    if not isinstance(row, dict):
+        return None
+    layer, page, head = _number(row.get("layer"), MOST_LAYERS - 1), _number(row.get("page")), _number(row.get("head"))
+    first, last = _number(row.get("first")), _number(row.get("last"))
+    if layer is None or page is None or first is None or last is None or last < first:
+        return None
+    why = row.get("why")
+    of_head = "" if head is None else f", KV head {head}"
+    return Suspect(
+        where=f"layer {layer}{of_head}, page {page} (positions {first:,} to {last:,})",
+        read=_number(reads[layer]) if layer < len(reads) else None,
+        why=why if isinstance(why, str) else "",
+    )
+
+
+def _number(value: object, most: int = MOST_POSITIONS) -> int | None:
+    return value if type(value) is int and 0 <= value <= most else None
+
+
+def run_facts(record: RunRecord) -> dict[str, object]:
+    identity = record.identity or Identity()
+    return {
+        "run": record.run_id,
+        "code of kvcheck": short(identity.code),
+        "content of the trace": short(identity.trace),
+        "engine": short(identity.target),
+        "command": " ".join(record.argv),
+        "repeat with": record.repro,
+        "seed": record.seed,
+        "started": record.started_at,
+        "duration": f"{record.duration_s:.1f} s",
+        "exit code": record.exit_code,
+        **record.plan,
+    }
