@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -189,15 +189,11 @@ class Try:
         return self.rates.gap or "what was read was right" if found is None else f"{found.code} {found.message}"
 
 
-def tries(
-    runner: Runner, plans: Sequence[Plan], times: int = 1, may_go_on: Callable[[], bool] = lambda: True
-) -> Iterator[Try]:
-    """Run each plan so many times, until one has served wrong bytes or lost the device, or the time is up."""
+def tries(runner: Runner, plans: Sequence[Plan], times: int = 1) -> Iterator[Try]:
+    """Run each plan so many times, until one has served wrong bytes or lost the device."""
     for plan in plans:
         rates, wrong, lost = Rates(), None, None
         for _ in range(times):
-            if not may_go_on():
-                return
             free, held = run_both(runner, plan)
             rates = rates.plus(free, held)
             last = held or free

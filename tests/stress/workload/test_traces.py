@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.stress.workload.jobs import Job, token_authors
+from kvcheck.core.stress.workload.jobs import Job, Workload, token_authors
 from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.stress.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
 
@@ -141,7 +142,7 @@ def test_equal_prefixes_share_and_equal_ids_after_another_prefix_do_not() -> Non
 def test_a_partial_last_block_is_shared_with_a_longer_prompt_of_the_same_id() -> None:
     rows = (row(1, 2, tokens=512 + 256), row(1, 2, 3), row(1, 2, tokens=512 + 128))
     workload = scale_trace(rows, 512, seed=0, mean_output=4)
-    size = int(BLOCK_TOKENS / workload.input_scale)
+    size = block_of(workload)
     assert [job.blocks for job in workload.jobs] == [
         ((1, size + size // 2),),
         ((1, size + size // 2), (2, size - size // 2 + size)),
@@ -159,6 +160,11 @@ def random_rows(seed: int, count: int) -> tuple[TraceRow, ...]:
         tail = BLOCK_TOKENS if mix.chance(1, 2) else 1 + mix.below(BLOCK_TOKENS)
         rows.append(row(*ids, tokens=(blocks - 1) * BLOCK_TOKENS + tail, output=1 + mix.below(500), at=7 * index))
     return tuple(rows)
+
+
+def block_of(workload: Workload) -> int:
+    """Tokens that a block became."""
+    return int(re.findall(r"became (\d+):", workload.note)[0])
 
 
 def brute_force_authors(rows: tuple[TraceRow, ...], jobs: tuple[Job, ...], size: int) -> list[list[int]]:
@@ -182,7 +188,7 @@ def brute_force_authors(rows: tuple[TraceRow, ...], jobs: tuple[Job, ...], size:
 def test_authors_equal_the_brute_force_rule(seed: int, capacity: int) -> None:
     rows = random_rows(seed, 40)
     workload = scale_trace(rows, capacity, seed=seed)
-    size = round(BLOCK_TOKENS / workload.input_scale)
+    size = block_of(workload)
     expected = brute_force_authors(rows, workload.jobs, size)
     for job, authors in zip(workload.jobs, expected, strict=True):
         assert token_authors(job).tolist() == authors + [job.request] * job.output_tokens
@@ -222,10 +228,9 @@ def test_the_sample_trace_fits_every_pool(capacity: int) -> None:
 def test_what_is_cut_is_counted_and_said() -> None:
     rows = (row(*range(200)), row(500), row(501, output=4))
     workload = scale_trace(rows, 64, seed=0)
-    assert workload.clamped == 1
     assert workload.jobs[0].total_tokens <= 32
     assert "cut to fit: 1 prompts, 0 outputs" in workload.note
-    assert scale_trace((row(1), row(2)), 64, seed=0).clamped == 0
+    assert "cut to fit: 0 prompts, 0 outputs" in scale_trace((row(1), row(2)), 64, seed=0).note
 
 
 def test_arrivals_follow_the_timestamps_and_overload_the_pool() -> None:

@@ -42,10 +42,10 @@ class MemoryStore:
         """Keys in the order in which they were first stored."""
         return tuple(self._objects)
 
-    def corrupt(self, key: str, *, at: int, mask: int = 0xFF) -> None:
-        """Fault: flip the bits of `mask` in byte `at`."""
+    def corrupt(self, key: str, *, at: int) -> None:
+        """Fault: flip the bits of byte `at`."""
         data = bytearray(self._object(key))
-        data[at] ^= mask
+        data[at] ^= 0xFF
         self._objects[key] = bytes(data)
 
     def truncate(self, key: str, *, size: int) -> None:

@@ -10,13 +10,12 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.run.plan import PROCESS_RANKS, Plan, parse_ranks, workload_seed
@@ -58,12 +57,6 @@ class RankSpec:
         return json.dumps(to_plain(self))
 
 
-def read_spec(line: str) -> RankSpec:
-    """Parse a spec. Raises ValueError."""
-    spec: RankSpec = value_from(RankSpec, json.loads(line), "spec")
-    return spec
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
     """counts: space -> (free, total), when idle. returned: the same after close. decisions: a checksum of its rounds'
@@ -77,12 +70,6 @@ class RankSummary:
     quarantined: int
     findings: tuple[Finding, ...]
     evidence: Evidence
-
-
-def read_summary(raw: Mapping[str, object]) -> RankSummary:
-    """Parse a summary. Raises ValueError."""
-    summary: RankSummary = value_from(RankSummary, raw, "summary")
-    return summary
 
 
 def pair_scenario(plan: Plan) -> PDTransfer:

@@ -25,7 +25,7 @@ from kvcheck.core.cache.transfer.sockets.link import LEASE_S
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.ranks import worker
 from kvcheck.core.stress.ranks.child import Child
-from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, ranks_of, read_summary
+from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, ranks_of
 from kvcheck.core.stress.workload.events import Faulted
 
 SILENCE_S = 120.0
@@ -176,9 +176,7 @@ class Supervisor:
             report.is_idle = True
             self._close_when_idle()
         elif kind == "closed":
-            summary = event["summary"]
-            assert isinstance(summary, dict)
-            report.summary = read_summary(summary)
+            report.summary = value_from(RankSummary, event["summary"], "summary")
         elif kind == "error":
             report.error = f"{event['kind']}: {event['message']}"
             report.is_refusal = event["exit_code"] == TargetError.exit_code

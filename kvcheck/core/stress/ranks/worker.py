@@ -19,13 +19,14 @@ import torch
 
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.record import value_from
 from kvcheck.core.cache.scheduler.process_group import GroupLost
 from kvcheck.core.cache.transfer import TRANSPORTS
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.ranks.child import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
-from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
+from kvcheck.core.stress.ranks.spec import RankSpec
 from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 Say = Callable[[str, dict[str, object]], None]
@@ -55,7 +56,7 @@ def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lam
 
     spec: RankSpec | None = None
     try:
-        spec = read_spec(first)
+        spec = value_from(RankSpec, json.loads(first), "spec")
         run = RankRun(spec, choose(spec), say, inbox, parts=make(spec))
         _meet(run)
         run.run_rounds()

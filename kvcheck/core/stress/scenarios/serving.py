@@ -23,7 +23,7 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.disturber import Disturber
 from kvcheck.core.stress.scenarios.scenario import CHUNKS, Load
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
+from kvcheck.core.stress.targets.target import Engine, FirstWords, HostTier, Setup, TierInspector
 from kvcheck.core.stress.workload import KNOWN_ANSWER
 from kvcheck.core.stress.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.stress.workload.events import (
@@ -272,7 +272,6 @@ def make_setup(
     share_prefixes: bool = True,
     host: HostTier | None = None,
     readers: Readers | None = None,
-    pair: PairSetup | None = None,
     max_running: int | None = None,
 ) -> Setup:
     """host: its host tier; prefixes then take state slots of their own. max_running: of a batch smaller than the
@@ -310,7 +309,6 @@ def make_setup(
         backend=backend,
         emit=hits if knows_answers else emit,
         decoder=decoder,
-        pair=pair,
         host=host,
         inspector=inspector if host is not None and not knows_answers else None,
         room_inspector=None if knows_answers else lambda: WordInspector(made[-1], emit),

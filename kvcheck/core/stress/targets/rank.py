@@ -34,6 +34,8 @@ from kvcheck.core.stress.targets.observe import (
 from kvcheck.core.stress.targets.target import FirstWords, PairSetup, Setup, SpaceCount, TargetParts, turn_ids
 from kvcheck.core.stress.workload.events import Leased, ProcessActs
 
+SLOT_ALIGN = {"prefill": 8, "decode": 256}
+"""Alignment of metadata slots, in bytes: another one at each end."""
 TURNS = {"prefill": 5, "decode": 1}
 """Makes first ids differ by end, and by rank."""
 
@@ -94,7 +96,7 @@ def make_rank(
         backend=own,
         lane=own.lane("forward"),
         emit=observer,
-        align=pair.slot_align if end == "decode" else 8,
+        align=SLOT_ALIGN[end],
     )
     observer.metadata = {metadata.space: metadata}
     turn_ids((*pool.allocators.values(), metadata.slots), by=TURNS[end] + number)

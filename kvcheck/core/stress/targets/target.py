@@ -97,8 +97,7 @@ class HostTier:
 class PairSetup:
     """paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as messages. refuses, vanishes: writes that
     the engine refuses, and those it reports and loses. tamper: changes messages, as a peer with other lengths would.
-    copies: loses or repeats messages. patience: rounds that a room may take. slot_align: alignment of the decode end's
-    metadata slots, in bytes."""
+    copies: loses or repeats messages. patience: rounds that a room may take."""
 
     prefill_ranks: int
     decode_ranks: int
@@ -111,7 +110,6 @@ class PairSetup:
     copies: Copies = once
     aux_over_messages: bool = False
     patience: int = 400
-    slot_align: int = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """input_scale, output_scale: trace tokens per job token. clamped: jobs that were cut to fit the pool."""
-
     jobs: tuple[Job, ...]
-    input_scale: float
-    output_scale: float
-    clamped: int
     note: str
 
 

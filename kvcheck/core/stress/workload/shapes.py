@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -198,6 +199,29 @@ _MICRO: Final = (
     ),
 )
 
+_LLAMA_8B: Final = ModelShape(
+    name="llama-3-8b",
+    family="mha",
+    page_size=16,
+    full_layers=_layers(32),
+    num_kv_heads=8,
+    head_dim=128,
+    hidden_size=4096,
+    source="Llama 3 8B with 32 layers and 8 KV heads of 128. From config.json of meta-llama/Meta-Llama-3-8B.",
+)
+_GPT_OSS_20B: Final = ModelShape(
+    name="gpt-oss-20b",
+    family="swa",
+    page_size=16,
+    full_layers=tuple(range(1, 24, 2)),
+    window_layers=tuple(range(0, 24, 2)),
+    num_kv_heads=8,
+    head_dim=64,
+    window=128,
+    hidden_size=2880,
+    source="gpt-oss-20b with 24 layers, windows of 128 and full attention in turn, and 8 KV heads of 64. From "
+    "config.json of openai/gpt-oss-20b.",
+)
 _REAL: Final = (
     ModelShape(
         name="glm-5.1",
@@ -237,23 +261,11 @@ _REAL: Final = (
         source="DeepSeek-V3 with 61 layers and a latent of 512. From config.json of deepseek-ai/DeepSeek-V3: "
         "kv_lora_rank 512, qk_rope_head_dim 64; without the multi-token-prediction layer.",
     ),
-    ModelShape(
-        name="llama-3-8b",
-        family="mha",
-        page_size=16,
-        full_layers=_layers(32),
-        num_kv_heads=8,
-        head_dim=128,
-        hidden_size=4096,
-        source="Llama 3 8B with 32 layers and 8 KV heads of 128. From config.json of meta-llama/Meta-Llama-3-8B.",
-    ),
-    ModelShape(
+    _LLAMA_8B,
+    replace(
+        _LLAMA_8B,
         name="llama-3-70b",
-        family="mha",
-        page_size=16,
         full_layers=_layers(80),
-        num_kv_heads=8,
-        head_dim=128,
         hidden_size=8192,
         source="Llama 3 70B with 80 layers and 8 KV heads of 128. From config.json of meta-llama/Meta-Llama-3-70B.",
     ),
@@ -269,29 +281,12 @@ _REAL: Final = (
         hidden_size=4096,
         source="Llama 3 8B with fp8 rows. One fp32 scale for each token and head is this preset's choice.",
     ),
-    ModelShape(
-        name="gpt-oss-20b",
-        family="swa",
-        page_size=16,
-        full_layers=tuple(range(1, 24, 2)),
-        window_layers=tuple(range(0, 24, 2)),
-        num_kv_heads=8,
-        head_dim=64,
-        window=128,
-        hidden_size=2880,
-        source="gpt-oss-20b with 24 layers, windows of 128 and full attention in turn, and 8 KV heads of 64. From "
-        "config.json of openai/gpt-oss-20b.",
-    ),
-    ModelShape(
+    _GPT_OSS_20B,
+    replace(
+        _GPT_OSS_20B,
         name="gpt-oss-120b",
-        family="swa",
-        page_size=16,
         full_layers=tuple(range(1, 36, 2)),
         window_layers=tuple(range(0, 36, 2)),
-        num_kv_heads=8,
-        head_dim=64,
-        window=128,
-        hidden_size=2880,
         source="gpt-oss-120b with 36 layers, windows of 128 and full attention in turn, and 8 KV heads of 64. From "
         "config.json of openai/gpt-oss-120b.",
     ),

@@ -98,16 +98,13 @@ def scale_trace(
     if mean_output is not None and mean_output < 1:
         raise UsageError(f"scaling a trace: expected a mean output of at least 1 token, got {mean_output}")
     inputs = np.array([row.input_length for row in rows], dtype=np.int64)
-    outputs, cut_outputs, output_scale = _scale_outputs(rows, capacity_tokens, mean_output)
+    outputs, cut_outputs = _scale_outputs(rows, capacity_tokens, mean_output)
     block = _block_tokens(inputs, outputs, capacity_tokens)
     prompts, cut_prompts = _prompts(inputs, outputs, block=block, capacity_tokens=capacity_tokens)
     arrivals = _arrivals(rows, prompts, outputs, capacity_tokens)
     jobs = _jobs(rows, prompts, outputs, arrivals, block=block, seed=seed)
     return Workload(
         jobs=jobs,
-        input_scale=BLOCK_TOKENS / block,
-        output_scale=output_scale,
-        clamped=int((cut_prompts | cut_outputs).sum()),
         note=(
             f"{len(rows)} requests for {capacity_tokens} tokens; a block of {BLOCK_TOKENS} became {block}: prompts of "
             f"{prompts.mean():.1f} tokens on average and {prompts.max()} at most, outputs of {outputs.mean():.1f} and "
@@ -162,7 +159,7 @@ def _bad(where: str, what: str, expected: str, got: object) -> UsageError:
 
 def _scale_outputs(
     rows: tuple[TraceRow, ...], capacity_tokens: int, mean_output: int | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], float]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     mean = mean_output if mean_output is not None else min(20, max(1, capacity_tokens // 16))
     lengths = np.array([row.output_length for row in rows], dtype=np.int64)
     total = int(lengths.sum())
@@ -171,7 +168,7 @@ def _scale_outputs(
         [max(1, (2 * n * mean * len(rows) + total) // (2 * total)) for n in lengths.tolist()], dtype=np.int64
     )
     most = capacity_tokens // 4
-    return np.minimum(scaled, most), scaled > most, total / (mean * len(rows))
+    return np.minimum(scaled, most), scaled > most
 
 
 def _block_tokens(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64], capacity_tokens: int) -> int:
