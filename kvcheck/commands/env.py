@@ -409,6 +409,6 @@ def _run(command: list[str]) -> None:
         raise UnknownVerdict(f"{command[0]} cannot be started: {error}") from error
     if done.returncode:
         raise UnknownVerdict(
-            f"{' '.join(command[2:5])} ended with status {done.returncode}, see above; next: the command again if the "
+            f"{' '.join(command[3:5])} ended with status {done.returncode}, see above; next: the command again if the "
             "network failed, or another version or --python"
         )

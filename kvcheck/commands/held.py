@@ -14,18 +14,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvcheck.commands.own_target import OWN
 from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
-from kvcheck.core.base.record import Verdict, to_plain, value_from
+from kvcheck.core.base.record import Verdict, value_from
 from kvcheck.core.live.conclusion import RoundPlan
-from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.plan import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.run.workers import AskedProcess
-
-HELD = "held"
-"""The argument with which a worker replays lines on a device, one a question, until its input ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +40,6 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLine:
-    """times: runs of each plan of delays."""
-
-    line: str
-    device: str
-    times: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAnswer:
     """lost_after: the run of a plan of delays that lost the device, or None."""
 
@@ -63,12 +52,12 @@ def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) ->
     """program: the worker for devices that can be lost."""
     if kind_of(device) != "cuda" and all(plan.own_target is None for plan in plans):
         for plan in plans:
-            done = _held(plan, device, times)
+            done = held(plan, device, times)
             yield Replayed(done.verdict, 1 if done.verdict is Verdict.FAIL else times, [*done.told])
         return
     from kvcheck.core.run.workers import AskedProcess
 
-    with closing(AskedProcess(program, HELD)) as process:
+    with closing(AskedProcess(program, OWN)) as process:
         for plan in plans:
             yield _asked(process, plan, device, times)
 
@@ -78,7 +67,7 @@ def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replay
     rates: list[str] = []
     left, verdict = times, Verdict.UNKNOWN
     while left > 0 and verdict is Verdict.UNKNOWN:
-        answer = _answer(process, plan, HeldLine(line=plan.line(), device=device, times=left))
+        answer = _answer(process, plan, device, left)
         head, *more = answer.told
         heads.append(head)
         rates += more
@@ -88,12 +77,14 @@ def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replay
     return Replayed(verdict, 1 if is_shown else times, [heads[-1 if is_shown else 0], *rates])
 
 
-def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> HeldAnswer:
+def _answer(process: AskedProcess, plan: Plan, device: str, times: int) -> HeldAnswer:
     """Return the process's answer, and close the process if it can give no other."""
     from kvcheck.core.run.workers import Unanswered
 
     try:
-        answer: HeldAnswer = value_from(HeldAnswer, process.ask(question), "answer")
+        said = process.ask(["held", {"line": plan.line(), "device": device, "times": times}])
+        assert isinstance(said, dict), "a row with the answer"
+        answer: HeldAnswer = value_from(HeldAnswer, said["answer"], "answer")
     except (Unanswered, UnknownVerdict) as why:
         process.close()
         return HeldAnswer(verdict=Verdict.UNKNOWN, told=(f" UNKNOWN  {plan.cell}: {why}",))
@@ -102,12 +93,7 @@ def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> HeldAnswer
     return answer
 
 
-def answered(text: str) -> str:
-    asked: HeldLine = value_from(HeldLine, json.loads(text), "question")
-    return json.dumps(to_plain(_held(parse_line(asked.line), asked.device, asked.times)))
-
-
-def _held(plan: Plan, device: str, times: int) -> HeldAnswer:
+def held(plan: Plan, device: str, times: int) -> HeldAnswer:
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
     head, runner = plan.cell, runner_of(plan)

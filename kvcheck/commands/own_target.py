@@ -19,7 +19,7 @@ from kvcheck.core.run.plan import Plan
 WORKER = "kvcheck.commands.worker"
 """The module that a process of cells or answers runs."""
 OWN = "own"
-"""The argument with which a worker answers questions."""
+"""The argument with which a worker answers questions: those here, and of lines that are replayed on a device."""
 Tell = Callable[[Any], None]
 """Takes an intermediate result, as JSON."""
 Facts = dict[str, object]

@@ -61,12 +61,10 @@ def main() -> int:
 
 
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
-    from kvcheck.commands import held
     from kvcheck.core.stress import mutant_trials
     from kvcheck.core.stress.seeds import batches
 
     answers: dict[str, Callable[[str], str]] = {
-        held.HELD: held.answered,
         OWN: partial(_answered, say=say),
         mutant_trials.MUTANTS: partial(mutant_trials.answered, target_of=target_of),
         batches.BATCHES: partial(batches.answered, target_of=target_of, say=say),
@@ -106,6 +104,12 @@ def _shrink(tell: Tell, *, line: str, runs: int, is_text: bool) -> str:
     return search(parse_line(line), runs, tell, is_text=is_text).value
 
 
+def _held(tell: Tell, *, line: str, device: str, times: int) -> object:
+    from kvcheck.commands.held import held
+
+    return to_plain(held(parse_line(line), device, times))
+
+
 def _findings(rows: list[object]) -> list[Finding]:
     return [value_from(Finding, row, "finding") for row in rows]
 
@@ -115,6 +119,7 @@ QUESTIONS: Mapping[str, Callable[..., object]] = {
     "stories": _stories,
     "smaller": _smaller,
     "shrink": _shrink,
+    "held": _held,
 }
 
 
