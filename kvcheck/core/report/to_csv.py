@@ -90,11 +90,11 @@ def tables(record: RunRecord) -> dict[str, str]:
 
 def combined(record: RunRecord) -> str:
     rows = _rows(record)
-    observed = [{**row, "observed_kind": row["kind"]} for row in rows["observed"]]
+    observed: list[Row] = [{**row, "observed_kind": row["kind"]} for row in rows["observed"]]
     named = {"scenario": rows["scenarios"], "observed": observed, "finding": rows["findings"], "price": rows["bench"]}
-    columns = [name for table in ("scenarios", "findings", "bench") for name in COLUMNS[table]]
+    columns = ("kind", *COLUMNS["scenarios"], *COLUMNS["findings"], *COLUMNS["bench"], *COMBINED_OBSERVED)
     told = [{**row, "kind": kind} for kind, each in named.items() for row in each]
-    return _csv(record, [*dict.fromkeys(("kind", *columns, *COMBINED_OBSERVED))], told)
+    return _csv(record, [*dict.fromkeys(columns)], told)
 
 
 def _rows(record: RunRecord) -> dict[str, list[Row]]:
