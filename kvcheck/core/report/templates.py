@@ -76,11 +76,11 @@ def _visible(value: object) -> object:
     return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _plain(value: object) -> str:
+def _plain(value: object, indent: int | None = None) -> str:
     """Text of a fact of any type; "n/a" for none."""
     if value is None or value == {}:
         return "n/a"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
 def _number(value: object) -> str:

@@ -97,9 +97,9 @@ def combined(record: RunRecord) -> str:
         "finding": rows["findings"],
         "price": rows["bench"],
     }
-    columns = [name for table in ("scenarios", "findings", "bench") for name in COLUMNS[table]]
+    columns = ("kind", *COLUMNS["scenarios"], *COLUMNS["findings"], *COLUMNS["bench"], *COMBINED_OBSERVED)
     told = [{**row, "kind": kind} for kind, each in named.items() for row in each]
-    return _csv(record, [*dict.fromkeys(("kind", *columns, *COMBINED_OBSERVED))], told)
+    return _csv(record, [*dict.fromkeys(columns)], told)
 
 
 def _rows(record: RunRecord) -> dict[str, list[Row]]:

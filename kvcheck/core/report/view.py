@@ -44,7 +44,7 @@ MAP_AXIS = 48
 KNOWN_ANSWERS = "known-answers"
 """The oracle of running servers. Its findings name pages and positions of a request."""
 PLACES = ("layer", "page", "row", "lane")
-IN_REQUEST = {"page": "page of the request", "row": "position"}
+IN_REQUEST = {"page": "page {} of the request", "row": "position {}"}
 FOUND = {"killed": "K", "reproduced": "K"}
 """Marks in the matrix for a mutant that its own oracle found, by outcome."""
 LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
@@ -104,9 +104,10 @@ def cause_view(number: int, bug: Bug, record: RunRecord | None) -> CauseView:
 
 def where_text(finding: Finding) -> str:
     names = IN_REQUEST if finding.oracle == KNOWN_ANSWERS else {}
-    placed = [(name, value) for name in PLACES if (value := getattr(finding, name)) is not None]
+    places = PLACES if finding.seen_request is not None else (*PLACES, "request")  # else `whose` names it
+    placed = [(name, value) for name in places if (value := getattr(finding, name)) is not None]
     parts = [" ".join(filter(None, (finding.tier, finding.buffer)))]
-    return ", ".join(filter(None, [*parts, *(f"{names.get(name, name)} {value}" for name, value in placed)]))
+    return ", ".join(filter(None, [*parts, *(names.get(name, f"{name} {{}}").format(value) for name, value in placed)]))
 
 
 def seen_text(bug: Bug) -> str:

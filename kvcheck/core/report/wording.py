@@ -81,10 +81,10 @@ def conditional_text(cell: str, findings: Iterable[Finding]) -> str:
 
 
 def whose_text(finding: Finding) -> str:
-    """Return the reading request and the owner of the bytes, or the other operation's request."""
+    """Return the reading request and the owner of the bytes, or the other operation's request; "" without two."""
     mine, seen = finding.request, finding.seen_request
     if seen is None:
-        return "" if mine is None else f"request {mine}"
+        return ""
     reader = "a reader" if mine is None else f"request {mine}"
     if finding.code < "KV2" or finding.oracle == "content":
         return f"{reader} saw bytes of its own" if mine == seen else f"{reader} saw bytes of request {seen}"
