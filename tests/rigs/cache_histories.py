@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvcheck.core.cache import events as cache_events
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.workload import events, report_events, tier_events
-from kvcheck.core.stress.workload.events import Event
+from kvcheck.core.cache.events import Event
+from kvcheck.core.stress.workload import events
 
 Events = tuple[Event, ...]
 ENGINES = (("load.0", "load.0.side"), ("load.1", "load.1.side"))
@@ -77,22 +78,22 @@ def rules(
     units += [("state", state), ("rows", rows)] if state else []
     units += [("host.full", host), ("host.window", host), ("host.state", host)] if host else []
     orders = (("device", order), ("host", order)) if order else ()
-    return tier_events.Declared(uses, orders, tuple(units), *((PERIOD, ENGINES) if looks else ()))
+    return events.Declared(uses, orders, tuple(units), *((PERIOD, ENGINES) if looks else ()))
 
 
 def gains(tier: str, text: str, space: str = "full", *, ids: str = "") -> Events:
     units = _ids(text, ids)
     return (
-        events.Allocated(name_of(tier, space), units, 1),
-        tier_events.TierChanged(tier, space, pages_of(text), units, True),
+        cache_events.Allocated(name_of(tier, space), units, 1),
+        cache_events.TierChanged(tier, space, pages_of(text), units, True),
     )
 
 
 def loses(tier: str, text: str, space: str = "full", *, ids: str = "") -> Events:
     units = _ids(text, ids)
     return (
-        tier_events.TierChanged(tier, space, pages_of(text), units, False),
-        events.Freed(name_of(tier, space), units),
+        cache_events.TierChanged(tier, space, pages_of(text), units, False),
+        cache_events.Freed(name_of(tier, space), units),
     )
 
 
@@ -106,7 +107,7 @@ def computes(*texts: str, priority: int = 0) -> Events:
 
 
 def offers(text: str, *, priority: int = 0) -> Event:
-    return tier_events.Computed(7, prompt(text), priority)
+    return cache_events.Computed(7, prompt(text), priority)
 
 
 def serves(*texts: str) -> Events:
@@ -116,7 +117,7 @@ def serves(*texts: str) -> Events:
 
 def hosts(text: str) -> Events:
     """The host alone gets the pages of a prompt that the store was asked for."""
-    return (tier_events.StoreQueried(99, prompt(text), False), *gains("host", text))
+    return (cache_events.StoreQueried(99, prompt(text), False), *gains("host", text))
 
 
 def backs_up(text: str) -> Events:
@@ -129,27 +130,27 @@ def evicts(tier: str, text: str, space: str = "full", *, passed: str = "") -> Ev
 
 
 def chooses(tier: str, text: str, space: str = "full", *, passed: str = "") -> Event:
-    return tier_events.Chosen(tier, space, pages_of(text), (passed.encode(),) if passed else ())
+    return cache_events.Chosen(tier, space, pages_of(text), (passed.encode(),) if passed else ())
 
 
 def finds(text: str, pages: int, only: str = "", *, request: int = 7, priority: int = 0, device: int = -1) -> Event:
     """only: "device" where the host's pages could not be loaded. device: of the pages, as many are there."""
     found = () if text == "-" else chain(text)
-    return tier_events.LookedUp(request, found, pages, pages if device < 0 else device, only == "device", priority)
+    return cache_events.LookedUp(request, found, pages, pages if device < 0 else device, only == "device", priority)
 
 
 def later(uses: int) -> Events:
     """So many uses of the cache by prompts that it knows nothing of."""
-    return tuple(tier_events.LookedUp(99, (b"?",), 0, 0, False) for _ in range(uses))
+    return tuple(cache_events.LookedUp(99, (b"?",), 0, 0, False) for _ in range(uses))
 
 
 def vain(count: int) -> Events:
     """So many fetches that bring nothing."""
-    return (tier_events.StoreQueried(7, chain("abc"), True), acked("prefetch", 0)) * count
+    return (cache_events.StoreQueried(7, chain("abc"), True), acked("prefetch", 0)) * count
 
 
 def acked(kind: str, pages: int, text: str = "", *, number: int = 0) -> Event:
-    return tier_events.Transferred(kind, 7, pages, True, pages_of(text), number)
+    return events.Transferred(kind, 7, pages, True, pages_of(text), number)
 
 
 def runs(kind: str, number: int, *, at: int = 0, lane: str = "load.0") -> Event:
@@ -160,52 +161,52 @@ def runs(kind: str, number: int, *, at: int = 0, lane: str = "load.0") -> Event:
 
 
 def stored(is_whole: bool) -> Callable[..., Event]:
-    return lambda text, space="full", *, keys="": tier_events.Stored(space, pages_of(text), is_whole, tuple(keys))
+    return lambda text, space="full", *, keys="": cache_events.Stored(space, pages_of(text), is_whole, tuple(keys))
 
 
 def asked(is_fetching: bool) -> Callable[..., Event]:
-    return lambda text, *, request=7: tier_events.StoreQueried(request, chain(text), is_fetching)
+    return lambda text, *, request=7: cache_events.StoreQueried(request, chain(text), is_fetching)
 
 
 def started(kind: str, lane: str = "load.0") -> Callable[..., Events]:
     """A copy of the host page of that number, as one operation."""
     return lambda number, lane=lane: (
-        tier_events.Moving(number, kind, (("full", (number,)),)),
+        events.Moving(number, kind, (("full", (number,)),)),
         runs(kind, number, lane=lane),
     )
 
 
 VERBS: dict[str, Callable[..., Event | Events]] = {
-    "model": lambda size, kind="", *, window=0: tier_events.Modelled(size, window, kind == "states"),
+    "model": lambda size, kind="", *, window=0: events.Modelled(size, window, kind == "states"),
     **{"rules": rules, "hosted": lambda: rules(host=9), "looking": lambda: rules(host=9, looks=1)},
     # Pages of the tiers
     **{each.__name__: each for each in (gains, loses, computes, offers, serves, hosts, backs_up, evicts, chooses)},
     **{"finds": finds, "later": later},
-    "locks": lambda tier, text: tier_events.Locked(tier, text.encode(), True),
-    "unlocks": lambda tier, text: tier_events.Locked(tier, text.encode(), False),
-    "wants": lambda tier, units: tier_events.RoomWanted(tier, "full", units),
-    "refuses": lambda kind, text, space="full": tier_events.Refused(kind, 7, space, pages_of(text)),
-    "flushes": lambda tiers, text: tier_events.Flushed(tuple(tiers.split("+")), pages_of(text)),
-    "answers": lambda tiers, text, how: tier_events.Answered(tuple(tiers.split("+")), pages_of(text), how == "gone"),
-    "allocates": lambda space, count: events.Allocated(space, tuple(range(count)), 1),
+    "locks": lambda tier, text: cache_events.Locked(tier, text.encode(), True),
+    "unlocks": lambda tier, text: cache_events.Locked(tier, text.encode(), False),
+    "wants": lambda tier, units: cache_events.RoomWanted(tier, "full", units),
+    "refuses": lambda kind, text, space="full": cache_events.Refused(kind, 7, space, pages_of(text)),
+    "flushes": lambda tiers, text: cache_events.Flushed(tuple(tiers.split("+")), pages_of(text)),
+    "answers": lambda tiers, text, how: events.Answered(tuple(tiers.split("+")), pages_of(text), how == "gone"),
+    "allocates": lambda space, count: cache_events.Allocated(space, tuple(range(count)), 1),
     "counted": lambda free, cached: events.Counted("full", free, cached, 9),
     # Requests
-    "sent": lambda tokens: report_events.Sent(7, 0, tokens),
+    "sent": lambda tokens: events.Sent(7, 0, tokens),
     "forward": lambda start, stop: events.Forward(7, start, stop),
     "ended": lambda: events.Finished(7, (1,)),
     "aborted": lambda: events.Aborted(7),
-    "rounds": lambda count: (report_events.Reported(end=""),) * count,
+    "rounds": lambda count: (events.Reported(end=""),) * count,
     # The store: it keeps all, takes pages, could not serve them whole, and what happens to its objects
-    **{"keeps": tier_events.StoreKeeps, "stores": stored(True), "misses": stored(False)},
+    **{"keeps": events.StoreKeeps, "stores": stored(True), "misses": stored(False)},
     **{"queries": asked(False), "fetches": asked(True), "vain": vain},
-    **{"damaged": tier_events.Damaged, "deleted": lambda text: tier_events.Deleted("full", pages_of(text))},
+    **{"damaged": events.Damaged, "deleted": lambda text: events.Deleted("full", pages_of(text))},
     "gets": lambda number: events.Submitted(number, "get", "s", (), touched("host.full", number), request=7),
     "puts": lambda text: events.Submitted(5, "put", "store", touched("host.full", *map(hash_id, chain(text))), ()),
     # Copies
     **{"acked": acked, "runs": runs, "done": events.Completed, "backup": started("backup"), "load": started("load")},
-    "waits": lambda kind, number: tier_events.Moving(number, kind, (("full", (number,)),)),  # it has no operation yet
+    "waits": lambda kind, number: events.Moving(number, kind, (("full", (number,)),)),  # it has no operation yet
     "copied": lambda number: acked("backup", 1, number=number),
     "loaded": lambda number: acked("load", 1, number=number),
     "loads": lambda number, lane="load.0": history(f"load {number} {lane}; done {number}; loaded {number}"),
-    "changes": lambda kind: tier_events.Transferred(kind, 7, 2, False),  # its index values
+    "changes": lambda kind: events.Transferred(kind, 7, 2, False),  # its index values
 }
