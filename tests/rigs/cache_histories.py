@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kvcheck.core.cache import events as cache_events
+from kvcheck.core.cache.backend import backend
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.workload import events
@@ -157,7 +158,7 @@ def runs(kind: str, number: int, *, at: int = 0, lane: str = "load.0") -> Event:
     """One operation of a copy; its ordinal is the copy's number, if it has no other."""
     device, host = touched("full", 50), touched("host.full", number)
     reads, writes = (device, host) if kind == "backup" else (host, device)
-    return events.Submitted(at or number, "copy", lane, reads, writes)
+    return backend.Submitted(at or number, "copy", lane, reads, writes)
 
 
 def stored(is_whole: bool) -> Callable[..., Event]:
@@ -200,10 +201,10 @@ VERBS: dict[str, Callable[..., Event | Events]] = {
     **{"keeps": events.StoreKeeps, "stores": stored(True), "misses": stored(False)},
     **{"queries": asked(False), "fetches": asked(True), "vain": vain},
     **{"damaged": events.Damaged, "deleted": lambda text: events.Deleted("full", pages_of(text))},
-    "gets": lambda number: events.Submitted(number, "get", "s", (), touched("host.full", number), request=7),
-    "puts": lambda text: events.Submitted(5, "put", "store", touched("host.full", *map(hash_id, chain(text))), ()),
+    "gets": lambda number: backend.Submitted(number, "get", "s", (), touched("host.full", number), request=7),
+    "puts": lambda text: backend.Submitted(5, "put", "store", touched("host.full", *map(hash_id, chain(text))), ()),
     # Copies
-    **{"acked": acked, "runs": runs, "done": events.Completed, "backup": started("backup"), "load": started("load")},
+    **{"acked": acked, "runs": runs, "done": backend.Completed, "backup": started("backup"), "load": started("load")},
     "waits": lambda kind, number: events.Moving(number, kind, (("full", (number,)),)),  # it has no operation yet
     "copied": lambda number: acked("backup", 1, number=number),
     "loaded": lambda number: acked("load", 1, number=number),
