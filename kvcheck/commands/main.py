@@ -69,6 +69,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
+PLUGIN = ("pytest --kvcheck", "Check pools of your own, in your tests.")
+"""The subject that is a plugin of pytest; listed under Check."""
 PIPE_CLOSED = 141
 """Exit code of a program in a shell whose reader, such as `head`, has gone."""
 
@@ -129,10 +131,11 @@ class LazyGroup(TyperGroup):
         return [name for name in COMMANDS if not (ctx.resilient_parsing and name == SERVE)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, COMMANDS))
+        width = len(PLUGIN[0])
         for heading, group in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in group.items()])
+                rows = [(name.ljust(width), summary) for name, (_, summary) in group.items()]
+                formatter.write_dl([*rows, PLUGIN] if heading == "Check" else rows)
         with formatter.section("Options"):
             formatter.write_dl([row for each in self.get_params(ctx) if (row := each.get_help_record(ctx))])
 
