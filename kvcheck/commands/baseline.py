@@ -1,7 +1,6 @@
 """`kvcheck baseline`: makes, shows and edits the file of known findings for `kvcheck gate --baseline`.
 
 Invariants:
-- An existing file is edited, never rewritten: people's own text stays.
 - A row needs a finding or an UNKNOWN cell in a record.
 """
 

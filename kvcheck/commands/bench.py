@@ -166,7 +166,6 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
 
 
 def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
-    """Return the verdict so far: UNKNOWN until a row has a price, or for threads enough checked rounds."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(map(is_enough, rows)):
         return _result(case, shape, None, rounds=rounds)

@@ -15,7 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 from kvcheck.commands.settings import read_settings, words_set
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
-"""Settings of the parser, with the greatest width of a help."""
 
 
 class Command(TyperCommand):

@@ -20,7 +20,6 @@ def check_subject(command: str, words: Iterable[str]) -> None:
 
 
 def belongs_to(command: str, word: str) -> str | None:
-    """Return the error text for a word of another command, else None."""
     from kvcheck.core.stress.targets.own import is_own  # it is loaded with targets, which no help needs
 
     engine, equals, _ = word.partition("==")

@@ -53,10 +53,7 @@ class LiveRun(Asked):
 def plan_scenarios(
     asked: LiveRun, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int
 ) -> tuple[list[RoundCell[P]], list[str]]:
-    """Return the scenarios of a run, and a line for each unnamed one that this server cannot exercise.
-
-    rounds: default number for each.
-    """
+    """Return the scenarios of a run, and a line for each unnamed one that this server cannot exercise."""
     progress, untried = [], []
     for name in asked.scenarios or LIVE_SCENARIOS.names():
         scenario = LIVE_SCENARIOS.load(name)
@@ -181,7 +178,6 @@ def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
 def end_rounds(
     session: Session, progress: Sequence[RoundCell[P]], required: Mapping[str, int], client: Client, untried: list[str]
 ) -> None:
-    """Record the rows, the requirements and the untried parts."""
     total: dict[str, int] = {}
     for each in progress:
         for kind, count in each.observed.items():

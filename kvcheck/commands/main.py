@@ -33,7 +33,6 @@ from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict
 from kvcheck.core.base.registry import did_you_mean
 
 SERVE = "bench serve"
-"""The one command of two words."""
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Check": {
@@ -87,7 +86,6 @@ OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, e
 WRONG_TYPE = re.compile(
     r"Invalid value for '(?P<option>[^']+)': Input should be (?P<wanted>[^,;]+)[^;]*(?P<more>.*)", re.DOTALL
 )
-"""Error of typer's parser for a value of the wrong type."""
 
 EXAMPLES: dict[str, str] = {
     "stress": "kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "

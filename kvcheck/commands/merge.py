@@ -1,7 +1,6 @@
 """`kvcheck merge`: one record, with one verdict, of several runs: shards, or runs of other seeds.
 
 Invariants:
-- Runs that share a cell and a seed are refused with exit code 2, so that everything is counted once.
 - If a shard is missing, all cells without a finding are UNKNOWN and name it.
 """
 

@@ -67,7 +67,6 @@ ConditionalFails = Annotated[
 
 
 def draw_seed() -> int:
-    """Draw a seed for a run without one. It is printed and recorded."""
     return secrets.randbelow(1_000_000)
 
 

@@ -30,8 +30,6 @@ def case_heading(row: BenchRow) -> str:
 
 
 def price_line(row: BenchRow) -> str:
-    """Return arm, size, cost, baseline, ratio with interval, floor and share of the limit; of threads how often the
-    output was right."""
     if is_check(row):
         return f"   {row.arm:<26} {row.size:<14} right, as {row.baseline}, in {counted(len(row.ratios), 'round')}"
     price = price_of(row, None)

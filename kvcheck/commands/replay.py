@@ -146,7 +146,6 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: boo
 
 
 def judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
-    """Return verdict and terminal lines. seen: the findings of each run."""
     times = len(runs)
     head = plan.cell
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)

@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 
 Job = tuple[RunRecord, str, Path]
-"""A record, a format and a path."""
 
 
 def report(
@@ -120,10 +119,7 @@ def check_outputs(outputs: list[tuple[str, Path]], sources: Sequence[Path] = ())
 def write_reports(
     record: RunRecord, folder: Path, outputs: list[tuple[str, Path]], *, beside: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Write the reports of -o, and the default ones beside run.json.
-
-    Return the page's path, if any, and the reasons for failed reports, which leave the others as they are.
-    """
+    """Return the page's path, if any, and the reasons for failed reports, which leave the others as they are."""
     jobs: list[Job] = [(record, format_name, path) for format_name, path in outputs]
     jobs += _beside([(folder / "run.json", record)]) if beside else []
     page = None
@@ -140,7 +136,6 @@ def write_reports(
 def report_problem(
     writers: Registry[Callable[[S, Path], None]], format_name: str, subject: S, path: Path
 ) -> str | None:
-    """Write one report; return why it failed, or None."""
     try:
         if path == STDOUT:
             return _tell_github(subject)
@@ -196,7 +191,6 @@ def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
 
 
 def _beside(records: list[tuple[Path, RunRecord]]) -> list[Job]:
-    """The page and the tables beside run.json."""
     names = (("html", "report.html"), ("csv", ""))
     return [(record, format_name, path.parent / name) for path, record in records for format_name, name in names]
 

@@ -211,11 +211,8 @@ def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit
 
 
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
-    """Yield reports with their cells' ids.
-
-    Cells of real processes mostly wait, so they share one more process. CUDA cells run in another process, which a lost
-    context may end; so does the user's own code, which may end its process.
-    """
+    """Cells of real processes mostly wait, so they share one more process. CUDA cells run in another process, which a
+    lost context may end; so does the user's own code, which may end its process."""
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.run.turns import take_turns
     from kvcheck.core.run.workers import run_in_workers
@@ -313,7 +310,6 @@ def nothing_to_resume(session: Session, out: Path, unlike: RunRecord | None) -> 
 
 
 def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:
-    """Yield readable records of the other runs in a folder, newest first."""
     for run_id in reversed(RunStore(out).run_ids()):
         if run_id == session.run_id:
             continue
@@ -329,7 +325,6 @@ def note(session: Session, text: str) -> None:
 
 
 def not_gone_on_with(record: RunRecord, session: Session) -> str | None:
-    """Return why the session cannot continue an interrupted run of its plan, or None."""
     if wrong := contradictions(record):
         return f"contradicts itself: {'; '.join(wrong)}"
     changed = changes(record.identity, session.identity)

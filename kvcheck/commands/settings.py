@@ -85,7 +85,6 @@ def check_settings(root: Any) -> None:
 
 
 def _variables(root: Any) -> dict[str, list[str]]:
-    """Return the variables of each command."""
     commands = sorted(root.command.list_commands(root), key=len, reverse=True)  # bench serve before bench
     found: dict[str, list[str]] = {}
     for variable in sorted(os.environ):
@@ -108,7 +107,6 @@ def _command(name: str, place: str, root: Any) -> str:
 
 
 def words_set(ctx: Any) -> list[str]:
-    """Return the command line words that stand for settings."""
     words: list[str] = []
     for each in ctx.command.params:
         if place_of(ctx, each) is None:
@@ -123,7 +121,6 @@ def words_set(ctx: Any) -> list[str]:
 
 
 def place_of(ctx: Any, option: Any) -> str | None:
-    """Return the place of a setting; None for a typed or default value."""
     source = ctx.get_parameter_source(option.name)
     if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
         return None

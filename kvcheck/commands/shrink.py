@@ -56,7 +56,6 @@ def shrink(
 
 
 def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool) -> Verdict:
-    """Look for smaller schedules, and pass on each line found."""
     from kvcheck.core.stress.shrinking import shrink as smallest
     from kvcheck.core.stress.wait_search import search_waits
 

@@ -23,7 +23,6 @@ SHRINKING_S = 20.0
 
 
 def explain_findings(session: Session, max_time_s: float | None) -> None:
-    """Rerun and shrink the schedules of the first causes; keep story, smaller line and wait of each."""
     with session.ticking():
         tell_stories(session, max_time_s)
         look_for_smaller(session, max_time_s)

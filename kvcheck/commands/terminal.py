@@ -36,7 +36,6 @@ _COLOURS = {
     **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
 }
 _VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
-"""First word of a line of results."""
 _CLEAR = "\r\x1b[K"
 """Return to the start of a terminal line, and empty it."""
 WRITING = threading.RLock()
@@ -156,8 +155,6 @@ def _shown(line: str, encoding: str | None) -> str:
 
 
 def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[str]:
-    """Return the lines of a cell: verdict, id, counts, seconds and conditional findings; then the reason if it is no
-    pass, and the settings tried."""
     evidence, found = row.evidence, row.coverage
     unit = rounds_word(evidence).removesuffix("s")
     counts = [
@@ -186,7 +183,6 @@ def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[st
 
 
 def _counts(evidence: Evidence) -> list[str]:
-    """Short counts of a cache with lookups, or of retractions and transfers."""
     if evidence.lookups:
         wanted = evidence.pages_wanted
         hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
@@ -201,10 +197,7 @@ def _counts(evidence: Evidence) -> list[str]:
 
 
 def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
-    """Return a cause with its symptoms.
-
-    record: of the run that stores both; None: lines are whole and without a story.
-    """
+    """record: of the run that stores both; None: lines are whole and without a story."""
     cause = cause_view(number, bug, record)
     finding = cause.finding
     head = f" {number}  {finding.code} {cause.title}   {finding.cell}   (oracle {finding.oracle})"
@@ -248,7 +241,6 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def left_out_lines(record: RunRecord) -> list[str]:
-    """Return the number of schedules of passing cells that the time cut."""
     passing = [row for row in record.scenarios if row.verdict is Verdict.PASS]
     planned = [(row.coverage.wanted, row.schedules) for row in passing if row.coverage is not None]
     left = sum(max(0, wanted - ran) for wanted, ran in planned)

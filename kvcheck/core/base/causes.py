@@ -86,11 +86,7 @@ def signature(finding: Finding) -> Signature:
 
 
 def place_of(finding: Finding) -> str:
-    """Return a text that is equal for the same bug in other schedules, releases and machines.
-
-    It names the oracle, then operations, or tier, buffer and reader, or else the message without its numbers; never a
-    page, request, line of code or run id.
-    """
+    """Return a text that is equal for the same bug in other schedules, releases and machines."""
     where = ", ".join(
         part for part in (" ".join(filter(None, (finding.tier, _buffer(finding)))), _reader(finding)) if part
     )
@@ -134,13 +130,11 @@ class Bug:
 
     @property
     def symptoms(self) -> dict[str, int]:
-        """Code -> number of findings other than the cause's own, nearest to the cause first."""
         others = [each for each in self.findings if signature(each) != signature(self.cause)]
         return dict(Counter(each.code for each in sorted(others, key=stage)))
 
 
 def bugs(findings: Sequence[Finding]) -> tuple[Bug, ...]:
-    """Group findings by the signature of their cause, in causal order, conditional ones last."""
     by_id = {finding.id: finding for finding in findings if finding.id}
     members: dict[Signature, list[Finding]] = {}
     for finding in findings:

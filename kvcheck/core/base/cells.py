@@ -2,9 +2,6 @@
 
 "SCENARIO/SHAPE"; "SCENARIO/SHAPE/TRANSPORT" if the ranks are processes; "SCENARIO/ENGINE" with a running server;
 "own-model/SCENARIO/ENGINE" if that server serves the user's own model.
-
-Invariants:
-- Cells of a run have distinct names. A cell's name follows from its plan line alone.
 """
 
 from __future__ import annotations
@@ -21,16 +18,13 @@ OWN_MODEL = "own-model"
 
 UNNAMED_SERVER = "server"
 SCENARIO_NAMES = ("retract-resume", "hicache", "hicache-hybrid", "pd-transfer", "nvlink-aux")
-"""The scenarios of kvcheck's own cache: each has a row of SCENARIOS."""
 PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
 """Transports that join processes, one a rank; all others work in one process."""
 ENGINE_NAMES = ("sglang", "vllm", "lmcache", "mooncake")
-"""The installed engines that can be a target; each has a row of ENGINES."""
 KINDS = ("cpu", "threads", "cuda")
 STREAMED = frozenset({"threads", "cuda"})
 """Backends, and kinds of devices, whose work runs beside the process."""
 DRIVER = "libcuda.so.1"
-"""The library that comes with the driver of a GPU."""
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """Hardware queues of a device, the most that CUDA has: lanes that share one wait for each other's holds. It counts if
 it is set before the process first uses the device."""

@@ -40,7 +40,6 @@ ENGINE = re.compile(
     r"HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|TRANSFORMERS_CACHE|TRANSFORMERS_OFFLINE|TOKENIZERS_PARALLELISM"
     r"|(SGLANG|SGL|VLLM|LMCACHE|FLASHINFER|TVM)_\w+"
 )
-"""Variables that only an installed engine inherits besides."""
 SECRET = re.compile(
     r"(.*_)?(TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY|APIKEY|AUTH)(_.*)?", re.IGNORECASE
 )
@@ -222,7 +221,6 @@ def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], lo
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to the child; it is lost if the child is dead."""
     assert process.stdin is not None, "the child's input is a pipe"
     with contextlib.suppress(OSError, ValueError):
         process.stdin.write(line + "\n")

@@ -10,7 +10,6 @@
     PATHS    sys.path of the child, a list; null: the interpreter's own
 
 Invariants:
-- kvcheck is found by its folder alone, and nothing is imported from the current folder.
 - Interpreters too old for kvcheck can run this file, to report their version.
 """
 

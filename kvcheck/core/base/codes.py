@@ -18,7 +18,6 @@ BUGS: Final = {
     "hicache-hybrid": "d: index lists that a prefix tree keeps, moved in place",
     "nvlink-aux": "e: done is published before the bytes have landed, and ranks disagree",
 }
-"""Scenario -> letter and subject of its bug."""
 
 
 def bug_of(scenario: str) -> str:

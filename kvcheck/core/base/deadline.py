@@ -19,7 +19,6 @@ from kvcheck.core.base.errors import InternalError
 
 IMPORTING = "<frozen importlib._bootstrap>"
 WEAK = frozenset(kind.__init__.__code__.co_filename for kind in (weakref.WeakSet, weakref.WeakKeyDictionary))
-"""Files of the callbacks of Python's weak collections."""
 LOOK_AGAIN_S = 0.02
 
 

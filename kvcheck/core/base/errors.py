@@ -51,8 +51,6 @@ class HardwareError(UnknownVerdict):
 
 
 class TargetError(KvcheckError):
-    """The code under test refused or broke; the runner turns it into a finding."""
-
     exit_code = 1
 
 
@@ -127,7 +125,6 @@ def why_unread(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """An error's text, cut to MOST_OF_A_TEXT characters; its type's name if the error cannot make one."""
     try:
         text = str(error)
     except BaseException:  # of the code under test, whose error has to be reported whatever it is

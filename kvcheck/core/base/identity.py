@@ -2,7 +2,6 @@
 
 Invariants:
 - The same files have the same digest wherever they lie and however they were installed; versions are not used.
-- A commit is named only if git tracks the very folder.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def file_digest(path: Path) -> str:
 
 
 def short(text: str | None) -> str:
-    """Shorten the digests in a text; "n/a" for None."""
     return "n/a" if text is None else DIGEST.sub(r"\1", text)
 
 

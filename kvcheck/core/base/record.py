@@ -2,7 +2,6 @@
 
 Invariants:
 - A key that does not apply is None, never 0.
-- Worst wins: FAIL over UNKNOWN over PASS; the verdict over no scenarios is UNKNOWN.
 - A record is read back exactly as it was written. Any other file, down to the type of each key, is a UsageError.
 """
 
@@ -56,12 +55,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Counts of judged work. A count that does not apply to the scenario is None.
-
-    observed: a running server's activity, by kind of evidence (`kvcheck list evidence`). situations: counts by key
+    """observed: a running server's activity, by kind of evidence (`kvcheck list evidence`). situations: counts by key
     (`kvcheck list situations`). refusals: illegal calls that an engine refused. traces: schedules with distinct host
-    traces, within a workload.
-    """
+    traces, within a workload."""
 
     schedules: int = 0
     events: int = 0
@@ -103,12 +99,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One violation, with its owner and the way to reproduce it.
-
-    shape: as in ScenarioResult. condition: an assumption that the engine does not make and this finding needs; a
+    """shape: as in ScenarioResult. condition: an assumption that the engine does not make and this finding needs; a
     conditional finding fails a run only on request. cause: id of the finding that this one is a symptom of. story: for
-    the first causes of a run only.
-    """
+    the first causes of a run only."""
 
     id: str = ""
     code: str
@@ -138,11 +131,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of its plan a cell has run.
-
-    floor: schedules that a pass needs. tried, not_tried: planned strategies ("lazy") and settings ("ranks 2x1"). scope:
-    a class of schedules that was run completely, in words.
-    """
+    """floor: schedules that a pass needs. tried, not_tried: planned strategies ("lazy") and settings ("ranks 2x1").
+    scope: a class of schedules that was run completely, in words."""
 
     wanted: int
     floor: int
@@ -153,8 +143,6 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Digests of kvcheck's code, the trace file and the installed engine; None if the run has none."""
-
     code: str | None = None
     trace: str | None = None
     target: str | None = None
@@ -162,10 +150,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """The verdict on one scenario with one shape. id: "scenario/shape". coverage: None if nothing was planned.
-
-    shape: a shape, "SHAPE/TRANSPORT" if the ranks were processes, or a probe.
-    """
+    """id: "scenario/shape". coverage: None if nothing was planned. shape: a shape, "SHAPE/TRANSPORT" if the ranks were
+    processes, or a probe."""
 
     id: str
     shape: str
@@ -180,11 +166,8 @@ class ScenarioResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantResult:
-    """One row of selftest.
-
-    outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"; on a device "reproduced",
-    "not-reproduced", "clean-run-failed", "lost" (its device or process) or "not-begun".
-    """
+    """outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"; on a device
+    "reproduced", "not-reproduced", "clean-run-failed", "lost" (its device or process) or "not-begun"."""
 
     name: str
     bug: str
@@ -198,7 +181,6 @@ class MutantResult:
 
 
 ADDED_ARM = "plus-"
-"""Prefix of arms that are work on top of their baseline's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +194,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """The cost of one arm of a case relative to its baseline, at one size.
-
-    us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; of an
+    """us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; of an
     arm "plus-...", time of both over that of the baseline. ratios: one a round. floor: distance from 1 of the
     baseline's ratio to itself (upper end of its interval). limit: the physical limit measured beside it. limit_ratio:
-    share of the limit reached. status: "ok", "noisy" if the floor is above 5 %, or "unknown" with the reason in `note`.
-    """
+    share of the limit reached. status: "ok", "noisy" if the floor is above 5 %, or "unknown" with the reason in
+    `note`."""
 
     case: str
     arm: str

@@ -2,7 +2,6 @@
 
 Invariants:
 - An entry is "module:attribute", or that with a sentence for `kvcheck list`.
-- An unknown name is a UsageError that lists the known ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """End a message with the nearest known name, or those that begin with `name`; "" if none is near."""
     folded = {each.casefold(): each for each in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1)
     if not near and len(name) >= LEAST_START:
@@ -30,10 +28,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], *, listed_by: str | None = None) -> str:
-    """Write the message for an unknown name.
-
-    kind: of the name, such as "shape". listed_by: the command that prints all names, for long lists.
-    """
+    """kind: of the name, such as "shape". listed_by: the command that prints all names, for long lists."""
     hint = did_you_mean(name, known)
     if listed_by is not None and len(known) > LISTED_NAMES:
         return f"unknown {kind} {name!r}: expected one of {len(known)} names{hint}; see {listed_by}"

@@ -22,10 +22,8 @@ from kvcheck.core.base.record import Interval
 
 LEAST_ROUNDS = 6
 NOISY_FLOOR = 0.05
-"""A baseline that differs from itself by more than this is noisy."""
 CONFIDENCE = 0.95
 TAIL = (1.0 - CONFIDENCE) / 2.0
-"""The most probability that may lie beyond one end of an interval."""
 
 
 @cache

@@ -26,9 +26,7 @@ MADE_HERE = re.compile(rf"kvcheck-({'|'.join(KINDS)})-[a-z0-9_]{{8}}")
 FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 TRIES = 100
 MEMORY = Path("/dev/shm")
-"""Memory as a folder, on Linux."""
 USUAL = ("/tmp", "/var/tmp")
-"""Default folders for temporary files."""
 ROOM_BYTES = 256 << 20
 """Free memory that stores need in MEMORY. A container often has less."""
 

@@ -1,8 +1,4 @@
-"""Seeds of a run: a range "A-B", and every N-th of it, a shard "I/N".
-
-Invariants:
-- Each seed is in one shard of N, and each shard has one seed or more.
-"""
+"""Seeds of a run: a range "A-B", and every N-th of it, a shard "I/N"."""
 
 from __future__ import annotations
 

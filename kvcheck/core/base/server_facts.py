@@ -21,7 +21,6 @@ REQUIRED = "require/"
 SERVE = "serve"
 """The argument of `kvcheck bench` for prices of running servers."""
 THROUGHPUT, FIRST_TOKEN, NEXT_TOKEN = SERVE_CASES = ("serve-throughput", "serve-first-token", "serve-next-token")
-"""The cases of such a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,6 @@ def server_name(server: Mapping[str, object]) -> str:
 
 
 def is_requirement(row: ScenarioResult) -> bool:
-    """True for a row that reports whether a requirement was met; it judges no answer."""
     return row.id.startswith(REQUIRED)
 
 

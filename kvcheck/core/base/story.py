@@ -72,11 +72,8 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One finding's story. about: the place or request that it follows. untold: why there is nothing else; None:
-    complete.
-
-    history: events of the place or the request. row: the row that was read; None: unknown.
-    """
+    """about: the place or request that it follows. untold: why there is nothing else; None: complete. history: events
+    of the place or the request. row: the row that was read; None: unknown."""
 
     about: str
     untold: str | None = None

@@ -23,16 +23,12 @@ from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
 
 CONTROL = "A'"
-"""The baseline again, with memory of its own: its difference from the baseline is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to do the work. check: raises WrongOutput unless the last call left the right bytes, once its lanes are
-    joined.
-
-    clock: on a device, "wall" (the process waits for it) or "events".
-    """
+    """check: raises WrongOutput unless the last call left the right bytes, once its lanes are joined. clock: on a
+    device, "wall" (the process waits for it) or "events"."""
 
     call: Callable[[], object]
     check: Callable[[], None]
@@ -45,11 +41,8 @@ Maker = Callable[[FreshMemory], Arm]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmComparison:
-    """One row of the record. limit: the arm that measures the machine's maximum.
-
-    name: the arm's name in the row if it has several baselines. An arm named "plus-..." does only work on top of the
-    baseline's; the ratio is that of both together to the baseline.
-    """
+    """limit: the arm that measures the machine's maximum. name: the arm's name in the row if it has several
+    baselines."""
 
     arm: str
     baseline: str

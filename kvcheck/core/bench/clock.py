@@ -34,7 +34,6 @@ SPIN_S = 0.5
 """Work of a device before the first round: an idle one runs at a fifth of its clock rate."""
 SPIN_ROWS, SPIN_CALLS = 2048, 200
 LIBRARY = "libnvidia-ml.so.1"
-"""Part of the driver."""
 OF_MULTIPROCESSORS = 1
 """NVML_CLOCK_SM of nvml.h."""
 
@@ -151,7 +150,6 @@ class CudaClock:
         return {"sm_clock_mhz": rate}
 
     def sets(self, size: int | None) -> int:
-        """More sets than the cache holds; one if `size` is None."""
         if not size:
             return 1
         cache = int(torch.cuda.get_device_properties(self.device).L2_cache_size)

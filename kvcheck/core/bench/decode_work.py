@@ -45,8 +45,6 @@ class _Layer:
 
 
 class DecodeStep:
-    """A pool with four requests, and a step over it with several degrees of protection."""
-
     def __init__(self, memory: FreshMemory, shape: ModelShape, backend: BenchBackend) -> None:
         self._backend = backend
         self._launch: Callable[..., None] = backend.launch
@@ -146,7 +144,6 @@ class DecodeStep:
         return call
 
     def context_pages(self, space: str) -> IndexArray:
-        """Return the pages that a step reads and does not write: the whole pages of each context."""
         size = self.pool.page_size
         return np.concatenate([self._pages(space, at)[: CONTEXT // size] for at in range(REQUESTS)])
 

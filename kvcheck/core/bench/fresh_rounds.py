@@ -47,7 +47,6 @@ class FreshRounds:
         self._left_s, self._calls = max_time_s, 0
 
     def __call__(self, wanted: Sequence[StoredRow]) -> list[BenchRow | str]:
-        """Return a fresh row for each wanted row, or the reason for its absence."""
         started = time.monotonic()
         limit_s = self._left_s / max(1, MEASURED_AGAIN - self._calls)
         self._calls += 1

@@ -82,7 +82,6 @@ class Samples:
         self._rounds.append({name: value / self._calls[name] for name, value in medians.items()})
 
     def is_precise(self, precision: float) -> bool:
-        """True if the interval of every ratio is that narrow, or no ratio is a price."""
         if self._clock.no_price is not None:
             return True
         widths = [half_width(ratio_interval(self._compared(row))) for row in self.point.comparisons]
@@ -167,7 +166,6 @@ def _calibrated(timed: Callable[[int], Batch]) -> int:
 
 
 def _again(batch: Batch) -> int:
-    """Return 1 if later calls also take BATCH_NS_LEAST, else the number of calls that take BATCH_NS."""
     taken = max(1, min(batch() for _ in range(2)))
     return 1 if taken >= BATCH_NS_LEAST else max(1, round(BATCH_NS / taken))
 

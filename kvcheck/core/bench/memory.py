@@ -29,7 +29,6 @@ ALIGN_BYTES = 64
 PADDING_BYTES = 16384
 PATTERN_BYTES = 1 << 20
 FORWARD = "forward"
-"""The lane of a model's forward pass."""
 
 
 class BenchBackend(Backend, Protocol):
@@ -49,7 +48,6 @@ class FreshMemory:
         self._pattern = torch.from_numpy(np.frombuffer(random.bytes(PATTERN_BYTES + 8), dtype=np.uint8).copy())
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, is_host: bool = False) -> torch.Tensor:
-        """Return a tensor of random bytes on the device, or in host memory, pinned if there is a device."""
         size = math.prod(shape) * dtype.itemsize
         start = int(self.random.integers(PADDING_BYTES // ALIGN_BYTES)) * ALIGN_BYTES
         is_cpu = is_host or self.device.type == "cpu"

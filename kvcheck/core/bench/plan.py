@@ -19,11 +19,9 @@ Key = tuple[str, str, str, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """cases: rows of CASES. shape: a model preset. device: cpu, threads, cuda or cuda:N.
-
-    precision: half width of a ratio's interval at which its rounds may stop. max_time_s: also ends a round in progress.
-    rounds_min, rounds_max: for each size; fewer than rounds_min if time runs out.
-    """
+    """device: cpu, threads, cuda or cuda:N. precision: half width of a ratio's interval at which its rounds may stop.
+    max_time_s: also ends a round in progress. rounds_min, rounds_max: for each size; fewer than rounds_min if time runs
+    out."""
 
     cases: tuple[str, ...]
     shape: str

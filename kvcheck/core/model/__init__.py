@@ -1,7 +1,4 @@
-"""Known-answer models: ordinary model folders with constructed weights, so that every answer is known beforehand.
-
-A file and a row here for each architecture; questions and answers are the same for all.
-"""
+"""Known-answer models: ordinary model folders with constructed weights, so that every answer is known beforehand."""
 
 from __future__ import annotations
 

@@ -98,7 +98,6 @@ class Alphabet:
         return [self.word(token) for token in range(self.size)]
 
     def word(self, token: int) -> str:
-        """The id with its kind."""
         named = {
             PAD: "<pad>",
             BEGIN: "<begin>",

@@ -134,7 +134,6 @@ def mark_positions(parameters: Parameters, position: int) -> tuple[int | None, .
 
 
 def next_mark(alphabet: Alphabet, held: Sequence[int]) -> int | None:
-    """The mark after the last one of `held`; None if a token that it reads is no mark."""
     last = alphabet.as_mark(held[-1])
     if last is None:
         return None

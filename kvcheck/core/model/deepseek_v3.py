@@ -35,10 +35,7 @@ MOST_DIGITS = 56
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in]; the embedding is [ids, width].
-
-    Raises UsageError if a head or the latent is too small for the alphabet.
-    """
+    """As Llama's. Raises UsageError if a head or the latent is too small for the alphabet."""
     return tensors_around(parameters, partial(attention, slots(parameters)))
 
 

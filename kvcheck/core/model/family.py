@@ -17,12 +17,9 @@ BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture.
-
-    room: (head_dim, length) -> dimensions for a node's one-hot digits. group, head_dim: defaults. fixed: those of the
-    two without an alternative. has_scales: whether its cache in FP8 can have scales. window, top_k: largest defaults,
-    besides a quarter of the length; 0: none. most_nodes: that its layers can distinguish.
-    """
+    """room: (head_dim, length) -> dimensions for a node's one-hot digits. group, head_dim: defaults. fixed: those of
+    the two without an alternative. has_scales: whether its cache in FP8 can have scales. window, top_k: largest
+    defaults, besides a quarter of the length; 0: none. most_nodes: that its layers can distinguish."""
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
     config: Callable[[Parameters], dict[str, object]]

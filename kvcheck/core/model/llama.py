@@ -1,8 +1,4 @@
-"""Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), constructed instead of trained.
-
-Invariants:
-- All factors and sums of a walk are small integers times a power of two.
-"""
+"""Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), constructed instead of trained."""
 
 from __future__ import annotations
 

@@ -99,7 +99,6 @@ def rounded(value: float, bits: int) -> float:
 
 
 def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
-    """Places look one position back, in layer 0; marks look `distance` back, in every layer."""
     p = registers.parameters
     asking = [("mark", p.distance_of(layer)), *([("place", 1)] if layer == 0 else [])]
     scale = math.sqrt(slots.size) / (KEY * NORMED)

@@ -51,14 +51,11 @@ MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched ov
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Sizes of one known-answer model.
-
-    group: query heads of one KV head. length: of prompt and answer together. nodes: tokens that a walk can visit.
+    """group: query heads of one KV head. length: of prompt and answer together. nodes: tokens that a walk can visit.
     digits, base: of a node's code; KV head d % kv_heads returns digit d. distance: positions that the position test
     reads back, except in layers with a window or a state; 0: a mark reads itself. kv_scale: the largest scale of a
     cache in FP8, which divides keys or values; 1: none. window: positions that a token of a windowed layer reads,
-    itself included. top_k: positions that an indexer picks for a token.
-    """
+    itself included. top_k: positions that an indexer picks for a token."""
 
     family: str
     layers: int
@@ -174,7 +171,6 @@ class Parameters:
         return len(self.hopping)
 
     def to_json(self) -> dict[str, Any]:
-        """For known_answers.json. Optional sizes at their default are left out."""
         return {name: value for name, value in asdict(self).items() if _OPTIONAL.get(name) != value}
 
     @classmethod

@@ -100,7 +100,6 @@ STDOUT = Path("-")
 
 
 def one_file(format_name: str, path: Path) -> Path:
-    """Return the file of a format that writes a single one: `path`, or its usual name in that folder."""
     return path / FILES[format_name][0] if path.is_dir() else path
 
 

@@ -47,16 +47,12 @@ STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D")
 STEP, LANE, NARROW, MOST_WIDE = 38, 46, 30, 6
 """Height of a step of a story, width of a lane, its width beyond MOST_WIDE lanes, all in pixels."""
 SHAPES = {WRITE: "s", READ: "o", HOST: "D", MESSAGE: ">"}
-"""Markers of a story's steps by their kind."""
 MISSING = "#d1242f"
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def cost_svg(rows: Sequence[BenchRow]) -> str:
-    """Draw the time of each arm and baseline over the sizes; "" for a single size.
-
-    Both axes are logarithmic. Without distinct byte counts, sizes are drawn at equal distances.
-    """
+    """Draw the time of each arm and baseline over the sizes; "" for a single size."""
     sizes = [*dict.fromkeys(row.size for row in sorted(rows, key=size_key))]
     lines = _lines(rows, sizes)
     if not lines:
@@ -131,7 +127,6 @@ def curves(rows: Sequence[BenchRow]) -> list[Curve]:
 
 
 def story_svg(story: Story) -> str:
-    """Draw lanes from left to right, time downwards, and waits as arrows; a missing wait is dashed and named."""
     lanes, steps = lanes_of(story), story.steps
     wide = LANE if len(lanes) <= MOST_WIDE else NARROW
     with rc_context(SETTINGS):

@@ -49,7 +49,6 @@ def table_line(texts: Sequence[str]) -> str:
 
 
 def rule_line(columns: int) -> str:
-    """Return the line below the head of a table."""
     return "|" + " --- |" * columns
 
 

@@ -21,10 +21,8 @@ from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 
 OF_CELLS = ("cells", "families", "shows")
-"""Keys of a plan that list the cells of a run."""
 LIMITS = ("max_time_s",)
 OF_SEEDS = ("seeds", "shard")
-"""Keys of a plan that name the seeds of a run of many."""
 NOT_EXERCISED = "KV990"
 SCOPE = re.compile(r"(every schedule within .+), of ([\d,]+) workloads?")
 
@@ -83,7 +81,6 @@ def _seeds_of(plan: Mapping[str, object], line: str) -> range:
 
 
 def missing_shards(plans: Iterable[Mapping[str, object]]) -> str | None:
-    """The shards that are not there, in words; None if all are."""
     numbers: dict[tuple[str, str], set[int]] = {}
     for plan in plans:
         number, _, count = str(plan.get("shard") or "1/1").partition("/")
@@ -102,11 +99,8 @@ def merged_rows(
     gap_of: Callable[[str, Evidence], str | None],
     missing: str | None,
 ) -> tuple[ScenarioResult, ...]:
-    """One row for each cell of several runs.
-
-    parts: the name of each run, which reasons begin with, and its rows. gap_of: why so much evidence is too little for
-    a pass of a cell; None where it is enough. missing: why no cell can pass; None: it can.
-    """
+    """parts: the name of each run, which reasons begin with, and its rows. gap_of: why so much evidence is too little
+    for a pass of a cell; None where it is enough. missing: why no cell can pass; None: it can."""
     by_cell: dict[str, list[tuple[str, ScenarioResult]]] = {}
     for name, rows in parts:
         for row in rows:

@@ -88,7 +88,6 @@ class Axis:
 
 
 def ratio_axis(ratios: Iterable[Interval]) -> Axis:
-    """Span all intervals, and at least 0.8 to 1.25."""
     ends = [end for each in ratios for end in (each.est, each.lo, each.hi) if _is_placed(end)]
     low, high = max(LEAST, min([0.8, *ends])), min(MOST, max([1.25, *ends]))
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
@@ -119,7 +118,6 @@ def decode_steps(rows: Sequence[BenchRow]) -> dict[str, float]:
 
 
 def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float | None:
-    """Return the time of an unprotected decode step; None if none was measured."""
     for row in rows:
         if row.case == "decode-step" and row.device == device and (shape is None or row.shape == shape):
             return row.baseline_us.est
@@ -177,7 +175,6 @@ def _told_apart(row: BenchRow) -> str:
 
 
 def is_alike(row: BenchRow) -> bool:
-    """Whether the ratio's interval overlaps the noise floor around 1; False without an interval."""
     lo, hi = row.ratio.lo, row.ratio.hi
     return lo is not None and hi is not None and lo <= 1 + row.floor and hi >= 1 - row.floor
 
@@ -242,7 +239,6 @@ def bench_command(case: str) -> str:
 
 
 def largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """Keep the row of the largest size of each comparison, without Torch forms."""
     found: dict[tuple[str, str], BenchRow] = {}
     for row in rows:
         kept = found.get((row.case, row.arm))

@@ -72,7 +72,6 @@ def _listed(value: object) -> list[object]:
 
 
 def _own_model(server: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
-    """Results of each cell, without the engine in its name."""
     cells = server.get(OWN_MODEL)
     found = cells.items() if isinstance(cells, dict) else ()
     return [(str(cell).rpartition("/")[0], own) for cell, own in found if isinstance(own, dict)]

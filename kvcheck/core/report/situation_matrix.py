@@ -62,10 +62,7 @@ def reached_text(scenarios: Sequence[str], counts: Mapping[str, int]) -> str:
 
 
 def matrix_lines(record: RunRecord) -> list[str]:
-    """Return the matrix as text, with the situations never reached.
-
-    One line for a run with findings: it may have been cut, so that unreached situations mean little.
-    """
+    """One line for a run with findings: it may have been cut, so that unreached situations mean little."""
     scenarios, counts = scenarios_of(record), record.evidence.situations
     if not scenarios:
         return []

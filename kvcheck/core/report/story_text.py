@@ -40,14 +40,12 @@ def why_no_story(finding: Finding) -> str | None:
 
 
 def show_line(record: RunRecord, finding: Finding) -> str | None:
-    """Return the command that shows the story of a stored finding; None if it has no story."""
     if finding.story is None or finding.story.untold is not None:
         return None
     return by_name("show", record, finding)
 
 
 def lanes_of(story: Story) -> list[str]:
-    """Return the lanes in the order of their first steps."""
     return list(dict.fromkeys(step.lane for step in story.steps))
 
 

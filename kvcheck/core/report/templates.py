@@ -77,7 +77,6 @@ def _visible(value: object) -> object:
 
 
 def _plain(value: object, indent: int | None = None) -> str:
-    """Text of a fact of any type; "n/a" for none."""
     if value is None or value == {}:
         return "n/a"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent, default=str)

@@ -187,7 +187,6 @@ def _bench_row(row: BenchRow) -> Row:
 
 
 def _situation_rows(place: Row, evidence: Evidence) -> list[Row]:
-    """Counts of situations; 0 for reachable ones that were not reached."""
     counts = {each.key: 0 for each in situations_of(str(place["scenario"] or "").partition("/")[0])}
     rows: list[Row] = []
     for key, count in {**counts, **evidence.situations}.items():

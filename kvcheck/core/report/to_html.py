@@ -110,7 +110,6 @@ def _embed(text: str) -> tuple[str, str]:
 
 
 def _anchors(ids: list[str]) -> list[str]:
-    """A name for each card: its id in plain characters, with its number if another card has that name."""
     names = [re.sub(r"[^A-Za-z0-9._-]", "-", each) for each in ids]
     return [
         name if name and names.count(name) == 1 else f"{name or 'finding'}-{number}"

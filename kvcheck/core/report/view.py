@@ -152,7 +152,6 @@ def _causes_text(causes: Sequence[CauseView], conditional: int) -> str:
 
 
 def _why_not(record: RunRecord) -> str:
-    """Why a run without findings did not pass."""
     for verdict in WORST_FIRST[:2]:
         for row in record.scenarios:
             if row.verdict is verdict:
@@ -238,7 +237,6 @@ class CellView:
 
 
 def cells_of(record: RunRecord) -> tuple[CellView, ...]:
-    """Return the cells; of a price list only those that did not pass."""
     return tuple(
         CellView(
             number=number,
@@ -264,10 +262,7 @@ def _place_of(row: ScenarioResult, *, is_probe: bool) -> tuple[str, str]:
 
 
 def cell_matrix(record: RunRecord, cells: Sequence[CellView]) -> tuple[list[str], dict[str, dict[str, list[CellView]]]]:
-    """Return the columns, those of a family side by side, and the cells by row and column.
-
-    No columns if the matrix is too wide or too sparse.
-    """
+    """Return the columns, those of a family side by side, and the cells by row and column."""
     families = families_of(record)
     rows: dict[str, dict[str, list[CellView]]] = {}
     for cell in cells:
@@ -322,12 +317,10 @@ def _map(buffer: str, codes: Mapping[tuple[int | None, int | None], Sequence[str
 
 
 def oracles_of(mutants: Sequence[MutantResult]) -> list[str]:
-    """Return the oracles that should find these mutants, or did."""
     return sorted({name for row in mutants for name in (row.killer, _found_by(row)) if name})
 
 
 def mark_of(row: MutantResult, oracle: str) -> str:
-    """Return the mark of a mutant in the column of an oracle."""
     if oracle == _found_by(row):
         return FOUND.get(row.outcome, "other code") if oracle == row.killer else "K"
     return LACKING.get(row.outcome, "not judged") if oracle == row.killer else ""

@@ -64,7 +64,6 @@ def amount(kind: str, count: int) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sort kinds by their table, without judged tokens; unknown kinds come last."""
     given = set(names) - {TOKEN}
     return [*(name for name in KINDS if name in given), *sorted(given - KINDS.keys())]
 
@@ -81,7 +80,6 @@ def conditional_text(cell: str, findings: Iterable[Finding]) -> str:
 
 
 def whose_text(finding: Finding) -> str:
-    """Return the reading request and the owner of the bytes, or the other operation's request; "" without two."""
     mine, seen = finding.request, finding.seen_request
     if seen is None:
         return ""
@@ -139,7 +137,6 @@ def replay_line(record: RunRecord, finding: Finding) -> str:
 
 
 def proof_line(record: RunRecord, finding: Finding) -> str:
-    """Return the command for the order that proves a missing wait; "" if there is none."""
     return shorter(whole_proof_line(finding), record, finding, PROOF)
 
 

@@ -148,7 +148,6 @@ class ScheduleCell(Cell[Plan]):
         return replace(self._coverage[1], wanted=max(self.wanted, self.evidence.schedules), scope=self.scope)
 
     def shortfall(self, cut: str | None) -> str | None:
-        """Return why it has run too little for a pass, or None."""
         if self.findings:
             return None
         why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)

@@ -3,7 +3,6 @@
     retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3
 
 Invariants:
-- Decoding an encoded plan gives an equal plan.
 - The line holds no character that a shell changes.
 """
 

@@ -46,7 +46,6 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN also off the recorded path, or if no delay held."""
         if self.findings:
             return Verdict.FAIL
         is_held = self.delays is None or self.delays.gap is None

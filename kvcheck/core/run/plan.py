@@ -21,7 +21,6 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.run.line import LineCodec
 
 BUILTIN = "builtin"
-"""The target that is kvcheck's own."""
 ANSWERS = "answers"
 """The strategy whose choices are answers to the process's polls; see stress/answers.py."""
 FLOOR = 3
@@ -30,20 +29,16 @@ MOST_SCHEDULES = 1_000_000
 """Highest number of a schedule: the orders before it are worked out first."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
-"""Default ranks in processes."""
 NO_EXTRAS = "no"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One schedule of one scenario with one shape, or of one probe of an installed engine.
-
-    probe: "NAME.SUBJECT", with an empty shape. seed, schedule: together they seed workload and strategy. requests:
+    """probe: "NAME.SUBJECT", with an empty shape. seed, schedule: together they seed workload and strategy. requests:
     None: the scenario's number, or the whole trace. pages: most pages of a request; the pool shrinks with it. faults:
     kinds left in, such as "aborts.store", or "none"; None: all of FAULTS. choices: recorded, for strategy "replay"; the
     pair of operations, for "flip"; delays of a device, for "delay". extras: "no" leaves out the audit of footprints.
-    expect: the finding code of a printed line.
-    """
+    expect: the finding code of a printed line."""
 
     scenario: str
     shape: str = ""
@@ -82,7 +77,6 @@ class Plan:
 
     @property
     def on_device(self) -> bool:
-        """Whether work runs beside the process, in an order that the machine decides."""
         return self.backend in STREAMED
 
     @property

@@ -45,7 +45,6 @@ MAX_SYMPTOMS_KEPT = 200
 """Of all cells together. A cell that fails late still has its cause in the record."""
 
 TICK_S = 1.0
-"""Seconds between two looks at the clock of the progress line."""
 
 
 class Teller(Protocol):
@@ -195,7 +194,6 @@ class Session:
         return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
-        """Write and return the record. A failed save is a warning."""
         record = self.record(complete=complete, exit_code=exit_code)
         try:
             self._store.save(record)

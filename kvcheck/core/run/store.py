@@ -21,7 +21,6 @@ from kvcheck.core.base.registry import did_you_mean
 
 RUN_FILE = "run.json"
 ELSEWHERE = "choose one with --out DIR"
-"""Hint for a folder that cannot be written, in most commands."""
 LISTED_RUNS = 5
 DRAWS = 8
 """Ids tried for a new run. Two of one second share eight hex digits once in 4 billion, never eight times."""
@@ -90,7 +89,6 @@ def write_text(path: Path, text: str, *, elsewhere: str = ELSEWHERE) -> None:
 
 @contextmanager
 def replacing(path: Path, *, elsewhere: str = ELSEWHERE) -> Iterator[Path]:
-    """Yield a draft beside `path` and rename it to `path` after the block."""
     target = _behind_links(path)
     make_folder(target.parent, elsewhere=elsewhere)
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"

@@ -40,7 +40,6 @@ WEIGHT = 3.0
 BARREN = 24
 """Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
 MORE_WORKLOADS = 6
-"""Schedules that a cell without evidence may take beyond its budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +135,6 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """Once all cells are above their floors, return the one with the least weighed CPU time; before, the earliest round
-    of small cells and of cells below their floors."""
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
     in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_small]

@@ -78,7 +78,6 @@ class Workers:
             worker.has_begun = True
 
     def close(self) -> None:
-        """End all processes: SIGTERM first, so that they remove temporary folders."""
         end(*(worker.process for worker in self._workers), within_s=ENDING_S)
         for worker in self._workers:
             worker.close_input()

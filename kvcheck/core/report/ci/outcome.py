@@ -27,7 +27,6 @@ from kvcheck.core.report.wording import conditional_text, coverage_text, evidenc
 RUN = "run"
 """The case of troubles that belong to no cell."""
 BUDGETS = "budgets"
-"""The case of problems of the gate's budgets."""
 FAILS = (TroubleKind.FINDING, TroubleKind.SLOWER)
 LET_PASS = (EntryStatus.KNOWN.value, EntryStatus.UNDECIDED.value)
 NO_REASON = "no reason was recorded"
@@ -35,10 +34,7 @@ NO_REASON = "no reason was recorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One test in CI. group: its class name. details: lines of evidence.
-
-    let_pass: the row of a baseline that accepts a failing or unjudged case.
-    """
+    """group: its class name. let_pass: the row of a baseline that accepts a failing or unjudged case."""
 
     id: str
     group: str
@@ -49,7 +45,6 @@ class Case:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL over UNKNOWN over PASS; a conditional finding changes nothing."""
         kinds = {each.kind for each in self.troubles}
         if kinds & {*FAILS}:
             return Verdict.FAIL
@@ -74,7 +69,6 @@ class CiOutcome:
 
     @property
     def troubles(self) -> tuple[CiTrouble, ...]:
-        """All troubles, each once: failures, then gaps, then conditional findings."""
         found = dict.fromkeys(each for case in self.cases for each in case.troubles)
         order = (*FAILS, TroubleKind.GAP, TroubleKind.CONDITIONAL)
         return tuple(sorted(found, key=lambda each: order.index(each.kind)))

@@ -32,10 +32,8 @@ class TroubleKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiTrouble:
-    """One cause. cells: those that show it, the cause's own first; empty for the whole run.
-
-    place: the part of its location that is equal in each run. named: the fields of a baseline row for it.
-    """
+    """cells: those that show it, the cause's own first; empty for the whole run. place: the part of its location that
+    is equal in each run. named: the fields of a baseline row for it."""
 
     kind: TroubleKind
     code: str | None = None

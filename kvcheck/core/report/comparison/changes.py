@@ -44,7 +44,6 @@ class ChangeState(Enum):
     FIXED = "fixed"
     """A cause that the later run does not show, although its cell passed with enough evidence."""
     SAME = "same"
-    """A cause that both runs show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,6 @@ class Changes:
 
     @property
     def exit_code(self) -> int:
-        """1 for a new failure, 4 if the runs cannot be compared or the later one judged less, else 0."""
         if self.of(ChangeState.NEW):
             return 1
         return 4 if self.problems or any(not row.conditional for row in self.of(ChangeState.LESS)) else 0
@@ -122,7 +120,6 @@ def change_lines(found: Changes) -> list[tuple[ChangeState, int, list[tuple[str,
 
 
 def line_of(rows: Sequence[Change]) -> str:
-    """Format a group as one line: cells, first cause, and codes that its schedules also show."""
     first = rows[0]
     cells = [*dict.fromkeys(row.cell for row in rows)]
     more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
@@ -270,7 +267,6 @@ def _evidence(row: ScenarioResult, other: ScenarioResult) -> Iterator[tuple[str,
 
 
 def _prices(before: RunRecord, after: RunRecord) -> tuple[list[Change], list[str]]:
-    """Prices that are certainly slower, and notes."""
     then = {_price(row): row for row in before.bench}
     pairs = [(then[_price(row)], row) for row in after.bench if _price(row) in then]
     if not pairs:

@@ -27,18 +27,13 @@ from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
 NOT_RUN, ABSENT = "not run", "not in this release"
 SERVERS = "servers"
-"""The table of runs against running servers."""
 
 CONDITIONAL = "conditional "
-"""Prefix of the code of a finding under an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run. label: the release; for equal versions with the digest of its files, for equal files with the run id.
-
-    table: the name of its table.
-    """
+    """label: the release; for equal versions with the digest of its files, for equal files with the run id."""
 
     label: str
     table: str
@@ -50,10 +45,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonEntry:
-    """One row in one run. result None: not run. is_absent: the release has dropped the row.
-
-    notes: the run's warnings about this row, such as parts not exercised.
-    """
+    """result: None if not run. is_absent: the release has dropped the row. notes: the run's warnings about this row."""
 
     label: str
     result: ScenarioResult | None
@@ -93,10 +85,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All rows about one bug. verdicts: the worst of its rows in each run; unknown if a row was not run.
-
-    title: None for a scenario against servers, which is about no bug.
-    """
+    """All rows about one bug. title: None for a scenario against servers, which is about no bug."""
 
     title: str | None
     rows: tuple[Row, ...]
@@ -297,7 +286,6 @@ def _notes(record: RunRecord, name: str) -> tuple[str, ...]:
 
 
 def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Finding]) -> str:
-    """The first finding's line; without one, the cell's first schedule; else the whole run."""
     for finding in findings:
         if finding.replay:
             return finding.replay
@@ -309,7 +297,6 @@ def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Findin
 
 
 def summary(comparison: Comparison) -> str:
-    """Return one line with the failed and unknown bugs of each run, or scenarios of servers."""
     texts = []
     for table in comparison.tables:
         for at, column in enumerate(table.columns):

@@ -19,7 +19,6 @@ from kvcheck.core.report.templates import filled
 from kvcheck.core.run.store import write_text
 
 UNTRIED = ("not exercised", "not tried")
-"""Prefixes of warnings about parts that a run did not try."""
 
 
 def write(comparison: Comparison, path: Path) -> None:
@@ -67,7 +66,6 @@ def _axis(table: Table) -> Axis:
 
 
 def _place(record: RunRecord) -> str:
-    """A server's address, or the versions of python and torch."""
     engine = record.environment.get("engine")
     facts = engine if isinstance(engine, dict) else server_of(record) or record.environment
     if "address" in facts:

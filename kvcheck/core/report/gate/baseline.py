@@ -44,10 +44,8 @@ class EntryStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineEntry:
-    """A row of a baseline. number: its index in the file, from 1, over both tables. engine: None means any.
-
-    "*" in a pattern (cell, place, reason of an UNKNOWN) matches any text. expires: the last valid day.
-    """
+    """number: its index in the file, from 1, over both tables. engine: None means any. expires: the last valid day. "*"
+    in a pattern (cell, place, reason of an UNKNOWN) matches any text."""
 
     number: int
     kind: BaselineTable
@@ -56,7 +54,6 @@ class BaselineEntry:
     code: str | None = None
     place: str | None = None
     says: str | None = None
-    """Part of the reason of an UNKNOWN."""
     owner: str
     reason: str
     expires: datetime.date
@@ -98,8 +95,6 @@ class BaselineEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedEntry:
-    """A row with its status. matches: number of findings or UNKNOWNs covered."""
-
     row: int
     kind: str
     status: str
@@ -155,7 +150,6 @@ class KnownPlaces:
 
 
 NOTHING = KnownPlaces()
-"""Without a baseline nothing is covered."""
 
 IsEnough = Callable[[RunRecord, ScenarioResult], bool]
 
@@ -178,7 +172,6 @@ def roots(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
 
 
 def known_by(entries: Sequence[BaselineEntry], records: Sequence[RunRecord], today: datetime.date) -> KnownPlaces:
-    """Return the findings and UNKNOWNs covered by unexpired rows."""
     valid = [entry for entry in entries if entry.expires >= today]
     return KnownPlaces(
         findings={

@@ -32,7 +32,6 @@ def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[Ru
 
 
 def changes(then: Identity | None, now: Identity) -> list[str]:
-    """Return the differences of two identities in words."""
     if then is None:
         return ["it does not say which build of kvcheck made it"]
     named = (("kvcheck's code", "code"), ("the content of the trace", "trace"), ("the engine", "target"))
@@ -48,7 +47,6 @@ def engine_of(record: RunRecord) -> str | None:
 
 
 def absent_of(record: RunRecord) -> dict[str, str]:
-    """Return the cells that the run's release has dropped, with the reason."""
     engine = record.environment.get("engine")
     absent = engine.get("absent") if isinstance(engine, dict) else None
     return {str(cell): str(why) for cell, why in absent.items()} if isinstance(absent, dict) else {}

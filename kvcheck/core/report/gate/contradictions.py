@@ -26,7 +26,6 @@ OUTCOMES = {
     "lost": Verdict.UNKNOWN,
     "not-begun": Verdict.UNKNOWN,
 }
-"""Verdict of each outcome of a mutant."""
 
 COUNTED = ("evidence", "scenarios", "mutants", "bench", "duration_s")
 """Keys of a record with numbers of at least 0; a seed or a finding's place may be any number."""

@@ -75,11 +75,8 @@ class BudgetedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measurement of a gated row, judged by itself.
-
-    measured: the ratio, or share of the limit. budget_used: 1.0 is the whole budget. p: of the sign test, after Holm's
-    correction; None for a share of a limit and for the recorded measurement.
-    """
+    """measured: the ratio, or share of the limit. budget_used: 1.0 is the whole budget. p: of the sign test, after
+    Holm's correction; None for a share of a limit and for the recorded measurement."""
 
     measured: Interval
     budget_used: Interval
@@ -91,11 +88,9 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedRow:
-    """The verdict on one row and one bound.
-
-    measurements: the recorded one, then the gate's own. slower_from: the value from which a measurement like the last
-    one is SLOWER; None without an interval. slower_from_change: the same as a relative change of the measured time.
-    """
+    """measurements: the recorded one, then the gate's own. slower_from: the value from which a measurement like the
+    last one is SLOWER; None without an interval. slower_from_change: the same as a relative change of the measured
+    time."""
 
     run_id: str
     id: str
@@ -130,7 +125,6 @@ class _Case:
     is_closed: bool = False
 
     def wants_more(self) -> bool:
-        """Whether another measurement could still change the verdict."""
         verdicts = [each.verdict for each in self.measurements]
         if self.is_closed or Overhead.OK in verdicts or verdicts.count(Overhead.SLOWER) > 1:
             return False
@@ -229,7 +223,6 @@ def _add_measurements(cases: Sequence[_Case], answers: Mapping[int, BenchRow | s
 
 
 def _p(case: _Case, row: BenchRow | None, rules: Rules) -> float:
-    """p of the sign test that a row exceeds its allowance; 1.0 without new rounds."""
     if row is None:
         return 1.0
     return sign_p(row.ratios, case.gated.budget * (1 + max(rules.tol, row.floor)))

@@ -17,7 +17,6 @@ from kvcheck.core.report.templates import filled
 from kvcheck.core.run.store import write_text
 
 COLOURS = {"PASS": "pass", "UNKNOWN": "unknown", "OK": "pass", "INCONCLUSIVE": "unknown"}
-"""Colour of a verdict of the gate or of a gated row; all others fail."""
 
 
 def write(result: GateResult, path: Path) -> None:

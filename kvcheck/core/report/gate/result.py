@@ -63,12 +63,9 @@ class GateTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run: its counts and the executed part of its plan.
-
-    server: engine and version; with a server, schedules are rounds. cells: without mutants, prices and requirements.
+    """server: engine and version; with a server, schedules are rounds. cells: without mutants, prices and requirements.
     fewest: schedules of one cell. wanted: planned schedules; None if no cell has a plan. not_tried: strategies and
-    settings, with the number of cells that lack each.
-    """
+    settings, with the number of cells that lack each."""
 
     run_id: str
     identity: Identity | None
@@ -82,11 +79,8 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """The gate's whole result, the only source of its reports.
-
-    code: digest of the kvcheck that ran the gate. min_schedules: per cell; None: each has its own floor. integrity,
-    conditional and evidence leave out whatever the baseline covers.
-    """
+    """code: digest of the kvcheck that ran the gate. min_schedules: per cell; None: each has its own floor. integrity,
+    conditional and evidence leave out whatever the baseline covers."""
 
     schema_version: str = SCHEMA_VERSION
     tool: dict[str, str]
@@ -145,7 +139,6 @@ def integrity_problems(
 
 
 def conditional_findings(records: Sequence[RunRecord], known: KnownPlaces = NOTHING) -> tuple[Problem, ...]:
-    """Return findings that hold only under an assumption that the engine does not promise."""
     return tuple(
         _problem(record, bug, known)
         for record in records
@@ -188,10 +181,7 @@ def tally(records: Sequence[RunRecord]) -> GateTally:
 def gated_rows(
     records: Sequence[RunRecord], budgets: Sequence[Budget]
 ) -> tuple[tuple[BudgetedRow, ...], tuple[Problem, ...], tuple[str, ...]]:
-    """Return rows with bounds, problems of budgets and rows that cannot be judged, and warnings.
-
-    Rows of threads are no prices, so no budget covers them.
-    """
+    """Rows of threads are no prices, so no budget covers them."""
     rows = [StoredRow(record.run_id, row) for record in records for row in record.bench if not is_check(row)]
     gated: list[BudgetedRow] = []
     problems: list[Problem] = []

@@ -16,7 +16,6 @@ from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
 from kvcheck.core.report.prices import ratio_text
 
 NAMED = 8
-"""Most untried strategies and settings named in a line."""
 
 HEADINGS = ("verdict", "row", "budget", "measured (95 %)", "noise floor", "slower from", "rounds")
 MOST_LINES = 100
@@ -74,7 +73,6 @@ def _integrity(result: GateResult) -> str:
 
 
 def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
-    """Counts of the rows, and the rows themselves, failing ones first."""
     counts = [f"{found.count(status)} {status.value}" for status in EntryStatus if found.count(status)]
     failing = found.failing
     others = [row for row in found.rows if row not in failing and row.status != EntryStatus.ELSEWHERE.value]
@@ -157,7 +155,6 @@ def problem_text(problem: Problem) -> str:
 
 
 def summary_text(result: GateResult) -> str:
-    """Return the reason for the verdict."""
     counts = dict.fromkeys(("SLOWER", "INCONCLUSIVE", "OK"), 0)
     for row in result.rows:
         counts[row.verdict.name] += 1
