@@ -2,8 +2,7 @@
 
 Invariants:
 - A footprint without spans touches the whole unit, also tokens that no footprint has named yet.
-- Only the last touch of a lane is kept: a wait for it covers all earlier ones. Touches that every process has joined
-  are forgotten.
+- Only the last touch of a lane is kept: a wait for it covers all earlier ones.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ LOG_MAX = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """event: number of the other one in its lane. token: None if no footprint named it. count: number of such
-    places."""
+    """event: number of the other one in its lane. token: None if no footprint named it."""
 
     layer: int
     unit: int

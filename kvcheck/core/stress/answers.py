@@ -36,8 +36,7 @@ EARLY_BITS = 4
 
 
 class AnswersStrategy:
-    """says_no: whether the named question or landing gets "no". wanted: those that must. asked: names that could get
-    "no", in order. refused: those that did."""
+    """says_no: whether the named question or landing gets "no". wanted: those that must."""
 
     def __init__(self, says_no: Callable[[str], bool], wanted: Collection[str] = ()) -> None:
         self._says_no = says_no

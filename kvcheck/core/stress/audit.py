@@ -56,13 +56,10 @@ _SHAPES_ONLY = frozenset(
         "empty_like",
     )
 )
-"""Calls that read a tensor's shape and not its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """An undeclared place that an operation touched."""
-
     operation: str
     verb: str
     memory: NamedAllocation
@@ -89,8 +86,6 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory without a name that two operations use. writer: the first one to write it."""
-
     operation: str
     verb: str
     writer: str
@@ -111,8 +106,6 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """A declared span that leaves its unit. span: unit, start and stop."""
-
     operation: str
     verb: str
     memory: NamedAllocation
@@ -144,7 +137,6 @@ AUDIT_ROUND, AUDITED = 7, 2
 """One schedule in seven: it shares no factor with the numbers of settings, so each of them is audited."""
 
 AUDIT = "audit of footprints"
-"""Its name in coverage."""
 
 WATCHED_FIRST = 24
 """Of each name: operations of one name come from one place in the code, so a mistake shows early."""

@@ -70,7 +70,6 @@ class Clocks:
         return self._numbers[name]
 
     def advance(self, lane: int, record: int | None) -> Clock:
-        """Count an event of a lane, covered by `record`. Return its clock, itself included."""
         after = [*_reaching(joined(self._lanes[lane], self.process), lane)]
         after[lane] += 1
         clock = tuple(after)
@@ -90,7 +89,6 @@ class Clocks:
         self._join_process(self._lanes)
 
     def _of(self, record: int) -> Clock:
-        """Empty for a record that every process has joined: it was dropped."""
         return self._records.get(record, ())
 
     def _join_process(self, clocks: Iterable[Clock]) -> None:

@@ -3,7 +3,6 @@
 Invariants:
 - Every run with delays is paired with one without. Both find a missing wait, so only wrong bytes show a bug on the
   device.
-- A run whose delays held nothing is reported so.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ class Rates:
 
 
 def report_of(outcome: Outcome) -> DelayReport | None:
-    """The counts of the delays of a run; None if it had none."""
     assert outcome.delays is None or isinstance(outcome.delays, DelayReport), "a backend counts delays"
     return outcome.delays
 
@@ -143,8 +141,7 @@ def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
 
 
 class DelayRunner:
-    """Runs the schedules of a cell, each without its delays and with them. Raises UsageError if the plan names
-    operations that its schedule does not submit."""
+    """Raises UsageError if the plan names operations that its schedule does not submit."""
 
     cpu_s = 0.0
 
@@ -170,8 +167,6 @@ class DelayRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """wrong: the first run with wrong bytes under delays."""
-
     plan: Plan
     rates: Rates
     wrong: Outcome | None

@@ -53,7 +53,6 @@ OTHERS = sys.stdlib_module_names | {"kvcheck", "numpy", "torch"}
 
 
 def broke_by(error: BaseException, code: str, during: str = "") -> Broke:
-    """The event of an error; of a crash with its call, request and operation, if known. during: the activity."""
     text, request = text_of(error), None
     if code == CRASH:
         call, request, operation = _place(error)
@@ -102,8 +101,6 @@ def _request(frame: FrameType) -> int | None:
 
 
 class DeviceEnd:
-    """delays: the report on the plan's delays."""
-
     def __init__(self, device: str, backend: Backend, history: History) -> None:
         self.delays: DelayReport | None = None
         self.is_lost = False
@@ -116,9 +113,8 @@ class DeviceEnd:
             history.listen(((Submitted, self._submitted), (Completed, self._completed)))
 
     def settle(self, error: BaseException | None = None, code: str = CRASH) -> None:
-        """Wait for the device, whose memory the next run will use, and report errors. error: of the target, reported
-        with `code`. A late error of the device is a finding too. Raises HardwareError if the device reports a hardware
-        failure."""
+        """Wait for the device, whose memory the next run will use, and report errors. error: of the target. Raises
+        HardwareError if the device reports a hardware failure."""
         late: RuntimeError | TargetError | None = None
         if self._backend is not None:
             try:

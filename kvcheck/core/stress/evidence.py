@@ -78,7 +78,6 @@ class EvidenceCount:
         )
 
     def _tiers(self) -> dict[str, int]:
-        """Absent if nothing was ever backed up."""
         if not any(self._moved.values()):
             return {}
         lookups = self._lookups.values()

@@ -47,7 +47,6 @@ def pair_of(finding: Finding) -> Pair | None:
 
 
 def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None:
-    """The first finding of wrong bytes of an outcome, the nearest to `near` first."""
     found = [each for each in outcome.findings if each.oracle in WRONG_BYTES]
     if near is not None:
         found.sort(key=lambda each: _distance(each, near))
@@ -55,10 +54,9 @@ def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None
 
 
 def confirmed(runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True) -> tuple[Finding, ...]:
-    """The findings of an outcome. The first ordering finding that can be confirmed carries its confirmation.
+    """The findings of an outcome; the first ordering finding that can be confirmed carries its confirmation.
 
-    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already. may_go_on:
-    called before each run.
+    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already.
     """
     plan, findings = outcome.plan, outcome.findings
     if plan.on_device or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):

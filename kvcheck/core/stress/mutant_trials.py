@@ -58,8 +58,7 @@ def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantTask:
-    """line: the plan of the fixed build, on the CPU. until: the time.monotonic() of --max-time; max_time_s: its
-    value."""
+    """line: the plan of the fixed build, on the CPU. until: the time.monotonic() of --max-time."""
 
     mutant: str = ""
     line: str = ""
@@ -106,8 +105,7 @@ def _named(task: MutantTask) -> Mutant:
 def judge(
     plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str, workloads: Workloads
 ) -> MutantResult:
-    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU. workloads:
-    shared by all runs on the CPU, so that each is made once."""
+    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU."""
     if device != "cpu":
         return _judge_on_device(plan, mutant, schedules, target_of, device=device)
     broken, used = dataclasses.replace(plan, mutant=mutant.name), 0
@@ -276,7 +274,6 @@ def judge_apart(tasks: Sequence[MutantTask], program: str) -> Iterator[MutantRes
 
 
 def answered(text: str, target_of: TargetOf) -> str:
-    """In such a process: the answer to a line."""
     from kvcheck.core.cache.backend.cuda import CudaDevice
     from kvcheck.core.stress.runner import Workloads
 

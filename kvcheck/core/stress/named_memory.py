@@ -110,7 +110,6 @@ Naming = Callable[[str, Sequence[int]], NamedAllocation | None]
 
 
 def naming(shape: ModelShape) -> Naming:
-    """The memory of an engine of that shape: pool buffers on both tiers, tables, offloaded values."""
     buffers = {
         (spec.name, buffer.name): (len(spec.layers), buffer.rows is Granularity.TOKEN)
         for spec in POOLS.load(shape.family)(shape)

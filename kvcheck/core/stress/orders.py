@@ -26,7 +26,6 @@ ALL = "all"
 RARE = ("aux", "state", "storage")
 """Groups of lanes that only some variants or shapes use."""
 BETWEEN = (ANSWERS, "random")
-"""The orders between two delays, in turn."""
 
 
 def order_of(plan: Plan) -> str:

@@ -44,12 +44,10 @@ def variant_of(plan: Plan) -> int:
 
 
 def turn_of(plan: Plan) -> int:
-    """First order of a plan's cell in a strategy that goes through several. It moves with the seed too."""
     return _place(plan) + plan.seed + crc32(plan.scenario.encode())
 
 
 def _place(plan: Plan) -> int:
-    """A number that differs between the tiny shapes and depends only on the shape's name."""
     return TINY_SHAPES.index(plan.shape) if plan.shape in TINY_SHAPES else crc32(plan.shape.encode())
 
 
@@ -155,7 +153,6 @@ def pages_of(load: Load, shape: ModelShape) -> int:
 
 
 def _short(job: Job, most: int) -> Job:
-    """Cut the output first; its last token is never written."""
     prompt = min(job.prompt_tokens, most)
     return dataclasses.replace(
         job,

@@ -1,8 +1,4 @@
-"""The rows of RUNNERS for kvcheck's own cache and for a user's own engine in this process.
-
-Invariants:
-- Plans that a row cannot run are refused before anything runs.
-"""
+"""The rows of RUNNERS for kvcheck's own cache and for a user's own engine in this process."""
 
 from __future__ import annotations
 
@@ -45,8 +41,6 @@ ORDERS = ("eager", "lazy", "random", ANSWERS, *map(delay_name, DELAYS))
 
 
 class ScheduleRow(RunnerRow):
-    """Schedules in this process."""
-
     floor = FLOOR
     confirms = True
     opens_device = True
@@ -110,7 +104,6 @@ class ScheduleRow(RunnerRow):
         return schedule_cost(plan)
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """Parts that run only with kvcheck's own target, and limits of threads."""
         lines = []
         if base.own_target is not None:
             lines.append(f"not tried: ranks of {base.own_target} as processes")
@@ -125,8 +118,6 @@ class ScheduleRow(RunnerRow):
 
 
 class DelayedRow(ScheduleRow):
-    """Schedules in this process, on a device whose lanes are held."""
-
     confirms = False
     tells_notes = True
 
@@ -144,7 +135,6 @@ class DelayedRow(ScheduleRow):
         return order_of(plan)
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """Orders that a hold cannot impose, because streams of the device share a queue, too."""
         lines = super().untried(base, plans)
         if base.backend == "cuda" and (found := probe(CudaDevice(number_of(base.device)))).behind:
             lines.append(f"not tried: orders of lanes that share a queue of the device; {found.text}")

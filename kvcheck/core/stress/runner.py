@@ -66,7 +66,6 @@ from kvcheck.core.stress.workload.events import Broke, Expected, Forward, Verifi
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 TargetOf = Callable[[Plan], Target]
-"""The target of a plan, fixed or broken."""
 KEPT_WORKLOADS = 32
 """Enough for the schedules of a mutant and of the fixed build, which have equal workloads in turn."""
 MAX_LINE_CHOICES = 3000
@@ -91,8 +90,7 @@ class ReferenceRun:
 
 
 class Workloads:
-    """Workloads with their reference outputs, which depend on the plan alone. known: outputs of an earlier run; None
-    for a plan: computed here."""
+    """known: outputs of an earlier run; None for a plan: computed here."""
 
     def __init__(self, known: Callable[[Plan], Mapping[int, tuple[int, ...]] | None] = lambda plan: None) -> None:
         self._known = known
@@ -131,11 +129,8 @@ class Workloads:
 
 
 class ScheduleRunner:
-    """Runs plans against one target.
-
-    audit: on a CPU backend, audit every operation's footprints; slow. Else some, in the schedules of `is_audited`.
-    workloads: may be shared with other targets. stuck_cpu_s: CPU seconds without progress that count as a hang.
-    """
+    """audit: on a CPU backend, audit every operation's footprints; slow. Else some, in the schedules of `is_audited`.
+    workloads: may be shared with other targets. stuck_cpu_s: CPU seconds without progress that count as a hang."""
 
     cpu_s = 0.0
 
@@ -161,7 +156,6 @@ class ScheduleRunner:
         handlers: Iterable[tuple[type, Handler]] = (),
         around: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> Outcome:
-        """handlers: further listeners to events. around: wraps the backend for the target."""
         scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:
@@ -224,7 +218,7 @@ class ScheduleRunner:
     def _driven(
         self, plan: Plan, scenario: Scenario, load: Load, backend: Backend, history: History, ending: DeviceEnd
     ) -> int:
-        """Drive the target to its end, or to its error, and wait for the device; return device evictions.
+        """Drive the target and wait for the device. Return device evictions.
 
         On the simulated backend, a loop that computes and reads nothing ends as a hang. Others wait for a device.
         """

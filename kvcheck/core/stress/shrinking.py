@@ -40,15 +40,13 @@ MANY: dict[tuple[int, int | None], int] = {(2, FEW): 120, (2, FEW + 1): 60}
 SIZES = ((1, FEW), *MANY, *((requests, None) for requests in (1, 2, 3, 4, 6, 8, 12)))
 """Numbers of requests to try, with the most pages of each."""
 PAGES = (1, 2, 3, 4, 6)
-"""Most pages of a request to try, the fewest first."""
 
 Likeness = tuple[str, str, bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """first: the run of the given line. last: the smallest run that fails alike. finding: the last's. requests: before
-    and after. pages: the most of one request, before and after. runs: number of schedules run."""
+    """last: the smallest run that fails alike. requests, pages (the most of one request): before and after."""
 
     first: Outcome
     last: Outcome
@@ -227,7 +225,6 @@ def _told(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _failure(outcome: Outcome, code: str | None) -> Finding | None:
-    """Of findings of one code, the first that names a buffer."""
     found = next((each for each in _told(outcome) if code in (None, each.code)), None)
     alike = (each for each in _told(outcome) if found is not None and each.code == found.code and each.buffer)
     return next(alike, found)

@@ -1,7 +1,4 @@
-"""Smaller: the smallest line found for each of a run's first causes, and the wait that removes its failure.
-
-At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
-"""
+"""Smaller: the smallest line found for each of a run's first causes, and the wait that removes its failure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Stories: repeats the schedules of a run's first causes, and describes how each failure came about.
 
 Invariants:
-- At most MOST_STORIES causes get one, each from one run of its schedule; causes of one schedule share it.
 - Only a run that makes the finding again gives a story. Otherwise a sentence has the reason.
 """
 
@@ -36,8 +35,7 @@ def stories(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Mapping[str, Story]:
-    """until: the time.monotonic() after which none is begun. told: called before each schedule, with how many are
-    done."""
+    """until: the time.monotonic() after which none is begun. told: called before each, with how many are done."""
     causes = [bug.cause for bug in bugs(findings)][:MOST_STORIES]
     found: dict[str, Story] = {}
     groups: dict[Plan, list[tuple[Finding, Finding]]] = {}

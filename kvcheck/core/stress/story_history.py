@@ -51,7 +51,6 @@ STATES = {0: "failed", 3: "transferring", 4: "success"}
 
 
 def row_text(found: Mismatch) -> str:
-    """Place and reader of the row: "index_k_with_scale.key, layer 0, page 6, row 0, read for request 25"."""
     piece = f".{found.piece}" if found.piece and found.piece not in found.buffer else ""
     if found.space == "metadata":
         return f"{found.buffer}, slot {found.page}, read for request {found.request}"
@@ -90,7 +89,6 @@ def _wanted(found: Mismatch, at: int) -> int | None:
 
 
 def says(found: Mismatch, at: int, requests: int) -> Tag | str:
-    """The tag of a word, or a description if it has no owner."""
     site, seen = _site(found), found.words[at]
     if seen == (content.POISON_HALF if found.half else content.POISON_WORD):
         return "never written"

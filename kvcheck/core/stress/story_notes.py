@@ -52,7 +52,6 @@ AFTER = 12
 """Notes that are kept after the moment."""
 
 ACTS = (Retracted, Resumed, Saved, Restored, Aborted, Failed, Faulted, Finished, RoomChanged, SealsFitted, Sent, Leased)
-"""Events about one request that a story may contain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +92,7 @@ class Note:
 
 @dataclass(slots=True)
 class StoryNotes:
-    """oracle: a fresh one, which makes the finding again. moment: number of the event at which it was made. cause: that
-    event. process: the acting one then. saw: mismatches of reads, the finding's first."""
+    """oracle: a fresh one, which makes the finding again. saw: mismatches of reads, the finding's first."""
 
     finding: Finding
     oracle: Oracle
@@ -143,7 +141,6 @@ class StoryNotes:
             yield kind, self._heard(own.get(kind), judging.get(kind, []))
 
     def finish(self) -> None:
-        """Finish the oracle, as some findings come at the end."""
         if self.moment is None:
             self.oracle.finish()
             self._look(None)
@@ -286,6 +283,5 @@ class StoryNotes:
 
 
 def _is_same(made: Finding, wanted: Finding) -> bool:
-    """Whether an oracle's finding is the wanted one, apart from id, cell and lines."""
     names = ("code", "oracle", "tier", "buffer", "layer", "page", "row", "request", "seen_request", "message")
     return all(getattr(made, name) == getattr(wanted, name) for name in names)

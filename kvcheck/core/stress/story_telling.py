@@ -53,8 +53,6 @@ STATUS_BEFORE_DATA, FREED_IN_USE = "KV203", "KV202"
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """is_named: the finding names it."""
-
     notes: list[Note]
     kind: str
     touch: Touch | None = None
@@ -310,7 +308,6 @@ def _operation_text(piece: _Piece, touch: Touch, space: str | None) -> str:
 
 
 def _units(touch: Touch) -> str:
-    """ "decode-0:window pages 3, 4"."""
     word = unit_word(touch.space)
     plural = "" if len(touch.units) == 1 else "s"
     return f"{touch.space} {word}{plural} {', '.join(map(str, touch.units))}"

@@ -63,7 +63,6 @@ LANE_GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Lanes that are delayed together, by the beginning of their names after the name of the rank."""
 DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tuple(LANE_GROUPS))
-"""Groups of lanes that one schedule delays: each alone, then all of them."""
 FIRST = ("eager", "lazy", "random")
 """The first orders of the portfolio, which find most bugs. A cell begins at any of them."""
 
@@ -113,9 +112,6 @@ class LazyStrategy:
 
 
 class DelayStrategy:
-    """Some groups of lanes, rows of LANE_GROUPS, run only when nothing else can and the process waits; others at
-    once."""
-
     def __init__(self, groups: Sequence[str]) -> None:
         self.groups = tuple(groups)
         self._delayed = tuple(start for group in self.groups for start in LANE_GROUPS[group])
@@ -283,8 +279,7 @@ def lazy(draw: Draw) -> Chooser:
 
 
 def delay(draw: Draw) -> Chooser:
-    """One delay a schedule, in turn; each round of DELAYS begins one place further. A scenario takes its settings from
-    the schedule number too. Without the shift a group would meet only some of them."""
+    """Each round of DELAYS begins one place further, so that every group meets all settings of a scenario."""
     return DelayStrategy(delayed_groups(draw.schedule))
 
 

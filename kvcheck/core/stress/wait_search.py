@@ -45,8 +45,7 @@ _Failure = tuple[Likeness, str | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """wait: the first that removes the failure. tried: number of candidates. failed, explored: schedules without a
-    wait. cleared: schedules that ran with it, of which none failed."""
+    """failed, explored: schedules without a wait. cleared: schedules that ran with it, of which none failed."""
 
     wait: Wait | None
     tried: int
@@ -131,7 +130,6 @@ def _failures(outcome: Outcome) -> set[_Failure]:
 
 
 def _failure(finding: Finding) -> _Failure:
-    """The key of a failure: of a missing wait, with the operation to wait for."""
     earlier = (finding.minimal or {}).get("earlier") if finding.oracle == "ordering" else None
     return likeness(finding), earlier["operation"] if isinstance(earlier, dict) else None
 

@@ -57,13 +57,10 @@ _WHICH = re.compile(r"(\.[0-9]+)?(\.side)?$")
 
 
 def kind_of(lane: str) -> str:
-    """The name of a lane without its rank and number."""
     return _WHICH.sub("", lane.rpartition(":")[2])
 
 
 class WaitingBackend(PassingBackend):
-    """made: how often it made the wait."""
-
     def __init__(self, inner: Backend, wait: Wait) -> None:
         super().__init__(inner)
         self.made = 0

@@ -60,7 +60,6 @@ class AccountingOracle(Oracle):
             )
 
     def _add(self, what: str, message: str) -> None:
-        """what: the space or table, after the rank's name."""
         name = what.rpartition(":")[2]
         tier = "host" if what.startswith("host.") else "device"
         self.findings.append(Finding(code="KV401", oracle=self.name, tier=tier, buffer=name, message=message))

@@ -242,7 +242,6 @@ class CacheModel:
         return self._parents.get(each, ROOT)
 
     def is_backed(self, each: bytes) -> bool:
-        """The host holds the page, perhaps still arriving; it always holds the root."""
         return each == ROOT or each in self.held["host", "full"]
 
     def is_whole_on_host(self, each: bytes) -> bool:

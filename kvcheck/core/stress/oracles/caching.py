@@ -103,7 +103,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         )
 
     def finish(self) -> None:
-        """Report long due backups if none was started or refused."""
         self._judge_lanes()
         if self._is_over and not self.findings:  # pages that were lost were never stored either
             self.judge_unstored()

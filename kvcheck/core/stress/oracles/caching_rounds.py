@@ -157,7 +157,6 @@ class RoundRules(CachingRules):
 
     @property
     def _patience(self) -> int | None:
-        """Rounds within which a finished copy is acknowledged, or a due backup started."""
         rounds = self._declared.ack_rounds if self._declared is not None else None
         return None if rounds is None else LOOKS * rounds + 1
 

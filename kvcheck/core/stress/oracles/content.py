@@ -116,7 +116,6 @@ class KnownWords(Oracle):
 
 
 def place_of(found: Mismatch) -> str:
-    """The place of a differing row: "k, layer 1, page 7, row 0 (and 3 more rows)"."""
     if found.space == "metadata":
         return found.buffer
     unit = "slot" if found.space == "state" else "page"

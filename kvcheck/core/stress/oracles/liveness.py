@@ -33,7 +33,6 @@ class LivenessOracle(Oracle):
         )
 
     def finish(self) -> None:
-        """Report requests that never finished, unless an error explains them."""
         if self._open and not self._broke:
             first, count = min(self._open), len(self._open)
             text = f"request {first} never ended"

@@ -27,7 +27,6 @@ def unit_word(space: str) -> str:
 
 
 def unit_text(space: str, unit: int) -> str:
-    """ "decode-0:full page 5", "metadata-prefill slot 2"."""
     word = unit_word(space)
     return f"{space.removesuffix('rows')}{word} {unit}" if word == "row" else f"{space} {word} {unit}"
 
@@ -61,7 +60,6 @@ class Oracle:
         row: int | None = None,
         request: int | None = None,
     ) -> None:
-        """Add a finding, up to MAX_FINDINGS."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(
                 Finding(

@@ -93,7 +93,6 @@ class ReportsOracle(Oracle):
         )
 
     def finish(self) -> None:
-        """Report attempts without an end, unless an error explains them."""
         if self._broke:
             return
         for request, lives in self._ends.get(PREFILL, _ReportedEnd()).lives.items():
@@ -198,8 +197,7 @@ class ReportsOracle(Oracle):
         self._add(request, f"{_name(name)}computed request {request}, which is {stage}; expected {want} to be reported")
 
     def _judge(self, name: str, end: _ReportedEnd, request: int, counts: Counter[str]) -> str | None:
-        """Return the fault of a report of a request, or None. Fitting readings are kept; if none fits, the first goes
-        on."""
+        """The fault of a report of a request. Fitting readings are kept; if none fits, the first goes on."""
         if request in end.aborted and set(counts) == {"retracted"} and counts["retracted"] == 1:
             return None  # it was retracted before it was aborted, both between two rounds
         lives = end.lives.setdefault(request, [_Life()])

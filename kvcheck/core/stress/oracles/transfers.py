@@ -3,8 +3,7 @@
     decode -> prefill   Want when it admits a request, Done when the request joins, Abort when it fails
     prefill -> decode   Status when its seal has been sent, Drained after an Abort
 
-Unanswered messages are repeated, so a missing one only costs a wait, like a lost one. Here each is judged when it is
-due.
+Unanswered messages are repeated, so a missing one only costs a wait, like a lost one.
 
 Invariants:
 - A message that is due in a round is sent by the end of that round. A lost one counts as sent.
@@ -70,7 +69,6 @@ class TransfersOracle(Oracle):
         )
 
     def finish(self) -> None:
-        """Report Aborts without an answer, unless an error explains them."""
         if not self._broke:
             for asked in self._arrived:
                 self._unanswered(asked)

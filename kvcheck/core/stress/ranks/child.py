@@ -73,8 +73,6 @@ class Child:
 
 
 class Inbox:
-    """addresses: of decode ranks, as they become known. is_over: all ranks are idle."""
-
     def __init__(self) -> None:
         self.addresses: queue.Queue[dict[str, str]] = queue.Queue()
         self._over = Event()

@@ -64,8 +64,6 @@ Say = Callable[[str, dict[str, object]], None]
 
 
 class RankRun:
-    """say: reports to the supervisor. inbox: lines of the supervisor."""
-
     def __init__(self, spec: RankSpec, wire: type[ProcessWire], say: Say, inbox: Inbox, *, parts: TargetParts) -> None:
         self._spec = spec
         self._inbox = inbox
@@ -214,10 +212,7 @@ class RankRun:
             self._sealed_bytes[request_id] = self._sealed_bytes.get(request_id, 0) + event.words * 8
 
     def _abort(self, request_id: int) -> None:
-        """Abort even requests at the prefill end, if they get to that stage, others at the decode end.
-
-        Every rank of an end sees the same reports, and so aborts the same requests in the same round.
-        """
+        """Every rank of an end sees the same reports, and so aborts the same requests in the same round."""
         assert self._scheduler is not None
         if self._scheduler.states().get(request_id) == "draining":
             return
@@ -238,7 +233,6 @@ class RankRun:
             self._say("failed", {"request": request_id, "reason": reason})
 
     def _end_what_is_lost(self) -> None:
-        """Fence peers that are gone, and fail requests that need them or the other ranks."""
         gone = self.wire.gone()
         for peer in sorted(set(gone) - self._fenced):
             self._fenced.add(peer)

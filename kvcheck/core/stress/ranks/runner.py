@@ -72,8 +72,6 @@ def _done(reports: Iterable[RankReport], evidence: Evidence) -> str:
 
 
 class RanksRow(ScheduleRow):
-    """Schedules whose ranks are processes. No choices are recorded."""
-
     floor = 1
     confirms = False
     is_once = is_alone = True
@@ -118,7 +116,6 @@ class RanksRow(ScheduleRow):
         return ("chosen orders",)
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """Orders of landing bytes that a host without a GPU does not show."""
         if base.transport not in SHARING_TRANSPORTS or base.device != "cpu":
             return []
         return [

@@ -28,9 +28,8 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """key: of the run; links without it are refused. meeting: rendezvous of the ranks of the end. patience_s: seconds a
-    room may take. lease_s: seconds a peer may be silent. network: where its engine's process is; None: with
-    all others. extra: for test programs, such as ending half-way."""
+    """key: of the run; links without it are refused. patience_s: for a room. lease_s: for the silence of a peer.
+    network: where its engine's process is; None: with all others. extra: for test programs, such as ending half-way."""
 
     line: str
     end: str
@@ -60,8 +59,7 @@ class RankSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
     """counts: space -> (free, total), when idle. returned: the same after close. decisions: a checksum of its rounds'
-    decisions; equal on all ranks of an end. sealed: verified bytes by request. quarantined: pages and slots freed after
-    a Want."""
+    decisions; equal on all ranks of an end. sealed: verified bytes by request."""
 
     counts: dict[str, tuple[int, ...]]
     returned: dict[str, tuple[int, ...]]

@@ -61,7 +61,6 @@ class StressedWire:
         return self.inner.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Send, or wait for the held writes of the room; a message that ends the room drops them."""
         message = self._faults.tamper(message)
         if peer not in self._gone:
             self._quarantine.sent(peer, message)

@@ -36,8 +36,7 @@ ENDING_S = 10.0
 @dataclass(slots=True, kw_only=True)
 class RankReport:
     """death: how its process ended too early, or "". faulted: by request, the fault that its reason has to name.
-    stalled: requests with a held leg. fenced: peers cut off. is_refusal: it ended with an error of the code under
-    test."""
+    is_refusal: it ended with an error of the code under test."""
 
     name: str
     finished: dict[int, tuple[int, ...]] = field(default_factory=dict)

@@ -78,8 +78,6 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """reasons: of all decode ranks for a failed request."""
-
     aborted: frozenset[int]
     faulted: Mapping[int, Faulted]
     reasons: Mapping[int, str]

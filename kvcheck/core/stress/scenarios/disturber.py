@@ -50,7 +50,6 @@ Other schedules take the other half."""
 BRIEF = RARE | {"asked for", "joined"}
 """States of a few rounds: they are aimed at in any round."""
 OF_REQUESTS = ("request", "room")
-"""Subjects that are named by their request."""
 STEP = 7919
 """Distance, in rows, between the first situations of consecutive schedules. It is a prime above the number of rows, so
 that every row is the first one in turn."""
@@ -83,8 +82,6 @@ def disturber(
 
 
 class Disturber:
-    """Inspects an engine between two rounds, and disturbs one subject or returns a rival to send."""
-
     def __init__(
         self,
         legal: tuple[Situation, ...],

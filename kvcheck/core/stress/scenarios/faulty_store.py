@@ -31,8 +31,6 @@ DAMAGE_EVERY = 11
 
 
 class FaultyMemoryStore(MemoryStore):
-    """One of `every` reads finds its object damaged, none for None."""
-
     def __init__(self, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__()
         self._tell, self._every = tell, every

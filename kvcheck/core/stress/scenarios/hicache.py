@@ -48,7 +48,6 @@ BATCHES = {"whole": MAX_RUNNING, "2": 2}
 STORE_RANKS = ("0", "1")
 """The engine's rank among those that share a store."""
 RIVAL_SHARE = 3
-"""One rival for so many requests."""
 HOST_RATIOS = {"2": 2.0, "1.25": 1.25}
 """Host pages for each device page: the usual, and too few for the sessions."""
 HOST_WINDOW_SHARES = {"all": 1, "a third": 3}
@@ -68,7 +67,6 @@ class HiCacheScenario(Scenario):
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
     focus: frozenset[str] = frozenset()
-    """Situations that every disturbed schedule aims at."""
 
     @property
     def table(self) -> Settings:
@@ -159,8 +157,6 @@ class HiCacheScenario(Scenario):
 
 
 class HybridScenario(HiCacheScenario):
-    """For families whose prefixes also hold window pages or recurrent states."""
-
     name = "hicache-hybrid"
     families = frozenset({"swa", "mamba"})
     focus = frozenset({"request/running/preempt", "prefix/on the host/match"})

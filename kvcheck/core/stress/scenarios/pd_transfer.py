@@ -44,7 +44,6 @@ FEWER_REQUESTS = 6
 RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
 """Prefill and decode ranks."""
 STAGES = ("late", "joined", "retracted", "admitted")
-"""When requests are aborted: when admitted, some rounds later, when joined, or when retracted."""
 ABORT_EVERY = 4
 FAULT_EVERY = 5
 LATE_ROUNDS = 4
@@ -68,7 +67,6 @@ LIMITS = 3
 """One schedule in so many lets few requests be in transfer, and another one gives the prefill end few pages. Mostly the
 slots of metadata hold requests back, and then no other limit is ever met."""
 FEW_COMING = 2
-"""Requests in transfer to the decode end if they are few."""
 ANSWERS = (Done, Abort, Drained)
 TOO_LATE = "nothing complete from"
 """Beginning of the reason of a room that is too late; the ranks it waited for follow."""
@@ -111,7 +109,6 @@ class PDTransfer(Scenario):
         )
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """On the asynchronous paths, state and metadata have lanes of their own."""
         state = ("state",) if self.path == "async" and shape.family in STATE_FAMILIES else ()
         aux = ("aux",) if variant["metadata path"] == "async" else ()
         return ("compute", "d2h", "h2d", "wire", "message", *state, *aux)
@@ -233,7 +230,6 @@ class Faults:
         self._kinds.pop(request, None)
 
     def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """One leg of the request, to all decode ranks or to the first alone."""
         if not self._is_hit(peer, leg, ticket, "refused"):
             return False
         self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
@@ -271,7 +267,6 @@ class Faults:
         return leg == self._leg and is_there and self._kinds.get(ticket.request) == kind
 
     def tamper(self, message: Message) -> Message:
-        """The message of a decode rank with one page less, or more, than the prompt has."""
         if not isinstance(message, Want) or self._kinds.get(message.request) not in ("shorter", "longer"):
             return message
         leg, first, pages = message.runs[-1]
@@ -359,7 +354,6 @@ class RoomRetries:
 
 
 def room_of(request: int) -> int:
-    """Any 64-bit number is a room; the first request's is 0, the second's the largest."""
     return (0, (1 << 64) - 1)[request - 1] if request <= 2 else Rng(request).next_u64()
 
 

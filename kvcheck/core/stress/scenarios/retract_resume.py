@@ -1,8 +1,4 @@
-"""retract-resume: a decode pool too small for its requests: running ones are retracted, offloaded and resumed.
-
-Invariants:
-- A run counts only if other requests got pages of a retracted one before it was resumed.
-"""
+"""retract-resume: a decode pool too small for its requests: running ones are retracted, offloaded and resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ LONGER_PAGES = 1
 """Outputs are longer by this, so that requests run out of pages while they decode."""
 MAX_RUNNING = 8
 FOCUS = ("request/restoring/abort", "request/retracted/abort", "request/restoring/preempt")
-"""Situations that every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
 RESTS = {"12 rounds": 12, "2 rounds": 2}
 """Rounds that a retracted request rests before others wait for it."""
 HEADROOMS = {"many steps": None, "1 step": 1}

@@ -30,7 +30,6 @@ class Rival:
 
 
 def rivals_of(jobs: Sequence[Job], page_size: int, capacity_tokens: int, *, count: int, seed: int) -> tuple[Rival, ...]:
-    """`count` rivals, spread evenly over the jobs with more than two pages; none if there is no such job."""
     long = [job for job in jobs if job.prompt_tokens > 2 * page_size]
     mix = Rng(seed ^ 0x5EED)
     rivals: list[Rival] = []

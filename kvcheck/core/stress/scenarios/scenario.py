@@ -37,9 +37,8 @@ TRACE_PAGES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """capacity_tokens: the pool is sized for these. max_running: requests that decode together. chunk_tokens: prefill
-    tokens of a round and request. note: how a trace was scaled. rivals: the last of the jobs, which a disturber may
-    hold back. decoder: row of DECODERS. faults: the kinds of faults that happen."""
+    """chunk_tokens: prefill tokens of a round and request. note: how a trace was scaled. rivals: the last of the jobs,
+    which a disturber may hold back. decoder: row of DECODERS."""
 
     jobs: tuple[Job, ...]
     capacity_tokens: int
@@ -56,7 +55,6 @@ class Scenario(ABC):
     name: str
     needs: frozenset[str]
     families: frozenset[str]
-    """Pool families that the scenario makes sense for."""
     trace_running = 8
     """Requests of a trace that decode together."""
 

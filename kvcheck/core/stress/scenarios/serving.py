@@ -69,7 +69,6 @@ PRIORITIES = 3
 
 
 Aborts = Callable[[StepReport], list[int]]
-"""Takes the report of a round; returns the requests to abort."""
 
 
 class Retries(Protocol):
@@ -82,8 +81,6 @@ class Retries(Protocol):
 
 
 class LoadingAborts:
-    """Aborts requests of the lowest priority, and some others, while their prefix is being loaded."""
-
     def __init__(self) -> None:
         self._loading = 0
 
@@ -274,8 +271,7 @@ def make_setup(
     readers: Readers | None = None,
     max_running: int | None = None,
 ) -> Setup:
-    """host: its host tier; prefixes then take state slots of their own. max_running: of a batch smaller than the
-    pool."""
+    """host: with one, prefixes take state slots of their own. max_running: of a batch smaller than the pool."""
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
     knows_answers = load.decoder == KNOWN_ANSWER

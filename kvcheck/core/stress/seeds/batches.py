@@ -49,8 +49,7 @@ class SeedsPlan:
         return self.schedules or scenario_of(cell).table.variants
 
     def tasks(self, done: Collection[str] = ()) -> Iterator[BatchTask]:
-        """Yield the batches that are not done, in turn over the cells: a run that is stopped early has run all
-        cells."""
+        """In turn over the cells: a run that is stopped early has run all cells."""
         sizes = [self.batches_of(cell) for cell in self.cells]
         schedules = (self.schedules or 1) if self.within is None else 1
         for seed in self.seeds:
@@ -82,8 +81,7 @@ class BatchTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """code: the digest of the kvcheck that ran it. is_whole: all its schedules have run. reason: why it cannot count as
-    a pass."""
+    """code: the digest of the kvcheck that ran it. reason: why it cannot count as a pass."""
 
     line: str
     code: str

@@ -23,7 +23,6 @@ from kvcheck.core.run.workers import TOLD, Worker, Workers, died
 from kvcheck.core.stress.seeds.batches import BATCHES, BatchResult, BatchTask, result_of
 
 LOSSES = 3
-"""Processes that a batch may end before its death counts as a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,7 @@ class Crew(Protocol):
     def begin(self, task: BatchTask) -> None: ...
 
     def take(self, until: float | None) -> Ended | None:
-        """Return the next ended batch; None if none ended a while after `until`, a time.monotonic(). Raises the
-        worker's error."""
+        """The next batch; None if none ended a while after `until`, a time.monotonic(). Raises the worker's error."""
 
     def close(self) -> None: ...
 
@@ -95,8 +93,6 @@ def _died(ended: Ended) -> BatchResult:
 
 
 class Processes:
-    """program: the module of each process."""
-
     def __init__(self, places: int, program: str) -> None:
         self.places = places
         self._pool = Workers(program, BATCHES)

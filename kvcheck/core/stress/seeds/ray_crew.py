@@ -4,7 +4,6 @@ Invariants:
 - This is the only module that imports ray.
 - Tasks and answers are lines of JSON: nothing of kvcheck is pickled. Results of another kvcheck are refused.
 - Ray restarts no task. A batch whose worker or node is gone comes back as lost.
-- Output of Ray's threads goes to stderr.
 - A cluster that kvcheck started ends with it; a joined one stays.
 """
 
@@ -28,7 +27,6 @@ from kvcheck.core.stress.seeds.batches import BatchTask, result_of
 from kvcheck.core.stress.seeds.crew import Ended
 
 LOCAL = "local"
-"""The address with which Ray is started on this machine."""
 ADDRESS = re.compile(r"(ray://)?(?P<host>[^/]+):(?P<port>\d+)")
 CONNECT_S = 5.0
 INSTALL = "pip install 'kvcheck[ray]'"

@@ -20,7 +20,6 @@ from kvcheck.core.stress.runner import evidence_gap
 from kvcheck.core.stress.seeds.batches import BatchResult, SeedsPlan
 
 MOST_NOTES = 40
-"""Notes of schedules that the record keeps."""
 
 Key = tuple[str, str | None, str | None]
 Place = tuple[int, int, int]
@@ -97,7 +96,6 @@ class Tally:
         return reported
 
     def rows(self, *, missing: str | None = None) -> tuple[ScenarioResult, ...]:
-        """missing: why no cell can pass, or None."""
         return tuple(self._row(cell, missing) for cell in self._cells.values())
 
     def _row(self, cell: _CellTally, missing: str | None) -> ScenarioResult:

@@ -38,8 +38,6 @@ from kvcheck.core.stress.workload.events import (
 
 
 class Observer:
-    """An Emit for the parts: it passes their events on, and inspects the memory that they are about."""
-
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self.metadata: dict[str, MetadataBuffers] = {}
@@ -92,8 +90,7 @@ class Observer:
 
 
 class RoomObserver:
-    """The same for rooms. look: inspects a room whose seal never fitted. look_back: a failed room once its writers have
-    stopped."""
+    """look: inspects a room whose seal never fitted. look_back: a failed room once its writers have stopped."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -155,8 +152,6 @@ class PaddingCheck:
 
 
 class WatchedOffload(Offload):
-    """An Offload that reports saves and restores, and whether the value is owned."""
-
     def __init__(self, inner: Offload, emit: Emit) -> None:
         self.pool = inner.pool
         self._inner = inner
@@ -232,7 +227,6 @@ def reported(end: str, report: StepReport) -> Reported:
 
 
 def sized(process: str, pool: KVPool, config: SchedulerConfig, *others: IdAllocator) -> Sized:
-    """The sizes of a process. others: allocators beside those of the pool."""
     return Sized(
         process=process,
         page_size=pool.page_size,

@@ -27,7 +27,6 @@ from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.target import Engine, Setup, Target, TargetParts
 
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""Names of modules with dots between them, and a name in the last one."""
 
 ENGINE_HAS = ("submit", "abort", "standings", "make_happen", "step", "counts", "evictions", "close")
 """The methods of an engine. `is_idle` is a property, which may not be read before the engine runs."""

@@ -46,8 +46,6 @@ RankScheduler = PrefillScheduler | DecodeScheduler
 
 
 class PairEngine:
-    """The Engine over both ends. Requests finish on the decode end."""
-
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         self._emit = setup.emit
         self._emit(LimitsNamed(TIME_LIMITS))

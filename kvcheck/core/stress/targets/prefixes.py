@@ -35,8 +35,6 @@ KeyOf = Callable[[Namespace, str, bytes], str]
 
 
 class CachedPrefixes:
-    """The prefixes of one cache, and its objects in a store. store: None if there is none."""
-
     def __init__(self, cache: HiCache, host: HostPool | None, store: PageStore | None, emit: Emit) -> None:
         self._cache = cache
         self._host = host
@@ -188,8 +186,7 @@ def _name(node: Node) -> str:
 
 
 def others_of(mine: Namespace) -> tuple[Namespace, ...]:
-    """Namespaces that differ from `mine` in one field each, but not in the page size, by which hashes differ
-    already."""
+    """Namespaces that differ from `mine` in one field each; not in the page size, by which hashes differ already."""
     others = [replace(mine, model=f"{mine.model}-other"), replace(mine, dtype=f"{mine.dtype}-other")]
     others += [replace(mine, layout=f"{mine.layout}-other")]
     others += [replace(mine, rank=(mine.rank + 1) % mine.ranks)] if mine.ranks > 1 else []

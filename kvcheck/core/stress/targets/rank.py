@@ -54,8 +54,6 @@ class Rank:
 
 
 def scoped_emit(emit: Emit, scope: str) -> Emit:
-    """An Emit that puts the rank's name into space names."""
-
     def renamed(event: Event) -> None:
         if isinstance(event, Allocated | Freed | Leased):
             event = replace(event, space=scoped(scope, event.space))
@@ -153,7 +151,6 @@ def prefill_end(
 def decode_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> DecodeScheduler:
-    """peers: all prefill ranks. clock: unit of the setup's patience."""
     setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     rooms = RoomObserver(rank.emit)

@@ -76,9 +76,8 @@ class TierInspector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTier:
-    """units: usable host pages or slots of each space. layout, method: rows of HOST_LAYOUTS and COPY_METHODS.
-    write_policy, order, ack_period, ring: see CacheConfig. rank, ranks: of this engine among those of its model that
-    share the store. has_neighbours: engines of other models and ranks keep pages of the same prompts there."""
+    """units: usable host pages or slots of each space. rank: among the engines of its model that share the store.
+    has_neighbours: engines of other models and ranks keep pages of the same prompts there."""
 
     units: Mapping[str, int]
     layout: str = "layer-first"
@@ -95,9 +94,8 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
-    """paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as messages. refuses, vanishes: writes that
-    the engine refuses, and those it reports and loses. tamper: changes messages, as a peer with other lengths would.
-    copies: loses or repeats messages. patience: rounds that a room may take."""
+    """paths: leg -> row of PATHS. refuses, vanishes: writes that the engine refuses, and those it reports and loses.
+    tamper: changes messages, as a peer with other lengths would. patience: rounds that a room may take."""
 
     prefill_ranks: int
     decode_ranks: int
@@ -148,9 +146,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """decoder: makes the model for the engine's pool and metadata fields. host: None for the device tier alone.
-    inspector, room_inspector: called after the decoder was made. pair: a prefill and a decode end with pools of their
-    own, and metadata_slots at each; None: one engine does both, without slots."""
+    """host: None for the device tier alone. inspector, room_inspector: called after the decoder was made. pair: two
+    ends with pools of their own, and metadata_slots at each; None: one engine does both, without slots."""
 
     shape: ModelShape
     sizes: PoolSizes
@@ -174,8 +171,7 @@ class Target(Protocol):
 
 
 def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
-    """Make equally built pools allocate different ids, so that an id of another pool is a wrong one. by: of the pool;
-    each of its spaces is turned two further than the one before it."""
+    """Make equally built pools allocate different ids, so that an id of another pool is a wrong one."""
     for place, each in enumerate(allocators):
         each.turn(by + 2 * place)
 

@@ -1,8 +1,7 @@
 """Workloads: model shapes, request traces, synthetic requests, events, and the decoders that write and check KV.
 
 Invariants:
-- A workload is a pure function of its file and its integers (capacity, page size, seed): no clock, no global
-  randomness, no built-in hash.
+- A workload is a pure function of its file and its integers (capacity, page size, seed).
 """
 
 from __future__ import annotations
@@ -29,4 +28,3 @@ DECODERS: Registry[type[Decoder]] = Registry(
         ),
     },
 )
-"""Decoders for a scenario's requests."""

@@ -91,7 +91,6 @@ class ContentDecoder:
         return done
 
     def _send_early(self) -> Signal | None:
-        """Read each cached prefix once, on a second lane. Return the signal of the last read."""
         first = [n for n, chunk in enumerate(self._chunks) if chunk.request_id not in self._begun]
         self._begun.update(chunk.request_id for chunk in self._chunks)
         numbers = [n for n in first if self._chunks[n].start > 0]
@@ -115,7 +114,6 @@ class ContentDecoder:
         return sent
 
     def collect(self) -> tuple[int, ...]:
-        """Report the pass's mismatches and return its sampled tokens."""
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
             self._emit(Verified(seen.site.buffer, seen.judged * seen.rows.shape[-1]))

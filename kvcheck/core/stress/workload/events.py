@@ -134,8 +134,6 @@ class Aborted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Happened(Event):
-    """A row of SITUATIONS happened."""
-
     subject: str
     state: str
     happening: str

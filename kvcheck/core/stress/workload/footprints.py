@@ -26,8 +26,6 @@ from kvcheck.core.stress.workload.passes import ragged
 
 @dataclass(frozen=True, slots=True)
 class TouchedUnits:
-    """Pages or slots of a space, with their spans and owning requests."""
-
     rows: IndexArray
     spans: IndexArray | None
     owners: IndexArray
@@ -35,8 +33,6 @@ class TouchedUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceTouch:
-    """Reads and writes of a pass in one space, with the table entries that resolve them."""
-
     space: str
     read: TouchedUnits
     written: TouchedUnits

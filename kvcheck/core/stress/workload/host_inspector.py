@@ -60,7 +60,6 @@ class HostInspector:
     def inspect(
         self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str = "host"
     ) -> None:
-        """Compare every word of these host pages or slots. tier: "host" after a backup, "storage" after a fetch."""
         spec = self._specs[space]
         nobody = (0, 0, torch.zeros(self._size, dtype=torch.int64))
         for each, unit in zip(chain, units.tolist(), strict=True):
@@ -115,11 +114,8 @@ class HostInspector:
 
 
 def token_rows(buffer: BufferSpec, words: torch.Tensor, size: int) -> list[tuple[str, torch.Tensor]]:
-    """Return token-addressed rows [P, W] of a page of `size` tokens: the buffer's own, or each piece's of a packed
-    page.
-
-    words: of the page in one layer, [r, W] int64.
-    """
+    """Token-addressed rows [P, W] of a page: the buffer's own, or each piece's of a packed page. words: of the page in
+    one layer, [r, W] int64."""
     if buffer.rows is not Granularity.PAGE:
         return [("", words)]
     return [(piece.name, _of_piece(words, piece, size)) for piece in buffer.pieces]

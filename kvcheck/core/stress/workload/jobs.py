@@ -95,12 +95,10 @@ def merge_runs(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:
-    """Jobs for a pool of `capacity_tokens`, two in each round.
+    """Two jobs a round. Sessions take turns, so that the others push a prefix down a tier before it comes back.
 
-    Sessions take turns, so that the others push a prefix down a tier before it comes back. One job in four belongs to a
-    random session. New text is a fraction of a page to two pages long; half of the prompts end with a page, or one
-    token before or behind its end. Half of the outputs are shorter than half a page, the others reach two pages, so
-    running requests need more than the pool; large pages are crossed once.
+    Half of the outputs are shorter than half a page, the others reach two pages, so that running requests need more
+    than the pool; large pages are crossed once.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:

@@ -143,7 +143,6 @@ class KnownAnswerDecoder:
         return self._tokens[request]
 
     def _tell(self, answered: Sequence[Chunk]) -> None:
-        """Count the rows that the tokens of these chunks depend on, and those from the host."""
         for spec in self._pool.specs:
             from_host = sum(self._is_from_host(chunk, spec.name, layer) for chunk in answered for layer in spec.layers)
             for buffer in spec.buffers:

@@ -210,7 +210,6 @@ ATTENTION: Mapping[str, type[HeadAttention | LatentAttention]] = {
     "deepseek-v3": LatentAttention,
     "deepseek-v32": IndexedAttention,
 }
-"""By architecture of the weights."""
 
 
 def known_attention(model: KnownModel, shape: ModelShape, told: AttentionInputs) -> KnownAttention:

@@ -35,13 +35,11 @@ ARCHITECTURES = {
     "nsa": "deepseek-v32",
     "mamba": "qwen3-next",
 }
-"""The architecture whose weights are used, by pool family."""
 LENGTH = 1024
 """Most tokens of a request and its answer."""
 NODES = 16
 """The walk is not used, so its alphabet is the smallest."""
 LATENT_HEADS = 4
-"""Heads that read one latent."""
 TOP_K = 4
 """Positions that an indexer picks: the header, the one of the question, and one more. All prompts are longer."""
 FAR = 5

@@ -73,7 +73,6 @@ class WordInspector:
         self._emit(Unsealed(layout.name, room.ticket.request, sources, words, tuple(rows[:MAX_ROWS])))
 
     def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
-        """Report words of a drained room that are neither its own nor a mark."""
         mark, request = mark_of(room.ticket.generation), room.ticket.request
         words, rows = self._compared(_whole(pool, layout), room, pool, layout, marks=(mark,))
         packed = metadata.row_view(room.slot).cpu().clone()

@@ -33,7 +33,6 @@ def _layers(count: int) -> tuple[int, ...]:
 
 
 def _every_fourth(count: int) -> tuple[int, ...]:
-    """Layers 3, 7, 11, ...: full attention, after three state layers each."""
     return tuple(range(3, count, 4))
 
 

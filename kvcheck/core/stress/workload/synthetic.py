@@ -24,20 +24,14 @@ _RECENT: Final = 12  # a prefix is shared with one of the last twelve requests; 
 def synthetic_jobs(
     shape_page_size: int, capacity_tokens: int, *, requests: int, seed: int, chunk_tokens: int, longer_pages: int = 0
 ) -> tuple[Job, ...]:
-    """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
-
-    Every second prompt has a length from a deck: 1, and one and two pages and chunks, each with one less and one more.
-    The others are multiples of the page and of the chunk, one less or one more, up to a sixth of the pool, and 1.
-    Outputs end at or just after the end of a page, or some pages later, and are `longer_pages` longer if half of the
-    pool has room. A third of the jobs start with leading tokens of a recent job: whole pages, some tokens more, or its
-    whole prompt.
+    """Jobs for a pool of `capacity_tokens`, whose demand is 1.3 times the supply.
 
     A burst ends when its tokens, shared ones counted once, exceed one and a half pools. The next burst comes after
 
         sum of (total tokens * output tokens) / (1.3 * capacity)
 
-    rounds, so that demand is 1.3 times the supply. 64 requests exhaust a pool of up to 64 pages while they decode; a
-    pool of a thousand pages needs a few hundred requests.
+    rounds. 64 requests exhaust a pool of up to 64 pages while they decode; a pool of a thousand pages needs a few
+    hundred requests. longer_pages: added to each output, if half of the pool has room.
     """
     page, half = shape_page_size, capacity_tokens // 2
     if page < 1 or chunk_tokens < 1 or requests < 1:
@@ -84,18 +78,14 @@ def synthetic_jobs(
 
 
 def trace_rows(name: str, limit: int | None) -> tuple[TraceRow, ...]:
-    """The rows of "sample" (invented), or of a file ("./sample" is a file of that name), or the first `limit` of
-    them."""
+    """name: "sample" (invented), or that of a file; "./sample" is a file of that name."""
     if name == SAMPLE:
         return sample_trace_rows(requests=SAMPLE_REQUESTS, seed=SAMPLE_SEED)[:limit]
     return read_trace(Path(name), limit)
 
 
 def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
-    """Invented conversations: a few system prompts, and turns that repeat the conversation so far and add to it.
-
-    A turn repeats the hash ids of full blocks only, because a partial block changes its content when it fills up.
-    """
+    """A turn repeats hash ids of full blocks only, because a partial block changes its content when it fills up."""
     mix = Rng(seed)
     systems = [tuple(range(first, first + count)) for first, count in ((0, 1), (1, 2), (3, 4))]
     next_id = 7
@@ -147,11 +137,7 @@ def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
 
 
 def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
-    """A length that ends just before, at or after the end of a page; 1 if that leaves no token.
-
-    Most outputs then continue for up to a sixteenth of the pool, so that ten requests use up the last pages. Large
-    pages are crossed once.
-    """
+    """Most outputs continue for up to a sixteenth of the pool, so that ten requests use up the last pages."""
     to_end = -prompt % page
     choices = [1, to_end, to_end + 1, to_end + 2]
     if page < LARGE_PAGE:

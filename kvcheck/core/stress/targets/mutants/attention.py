@@ -33,8 +33,6 @@ class ShiftedPositions(AttentionInputs):
 
 
 class ShortWindow(AttentionInputs):
-    """The window ends one token too soon: `<` in the place of `<=`."""
-
     def first_seen(self, position: int) -> int:
         return super().first_seen(position) + (position + 1 >= self._window)
 

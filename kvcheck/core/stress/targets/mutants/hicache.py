@@ -60,8 +60,6 @@ class WrongEntryGate(LayerGate):
 
 
 class LoadLaneGate(LayerGate):
-    """The load lane waits for itself; the reader does not wait."""
-
     def _waiting_lane(self, lane: Lane) -> Lane:
         return self._backend.lane("hicache.h2d.0")
 
@@ -83,8 +81,6 @@ class KvAloneController(TransferController):
 
 
 class InPlaceController(TransferController):
-    """Index values are sorted in place, though others hold the same array."""
-
     def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         if self.host.method == "direct":
             for copy in copies:
@@ -160,8 +156,6 @@ class TwiceFreedHost(Residency):
 
 
 class MostRecentFirst(Residency):
-    """The most recently used node is evicted first."""
-
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
         order = self._order
         self._order = lambda node: tuple(-each for each in order(node))

@@ -28,8 +28,6 @@ from kvcheck.core.stress.targets.target import FIXED
 
 
 class LateBackupUnpinned(Movement):
-    """A backup loses its pins after so many polls that found it pending."""
-
     polls = 1
     _told: dict[int, int] | None = None
     """By number of the transfer, the polls that found it pending."""

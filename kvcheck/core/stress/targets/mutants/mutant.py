@@ -14,9 +14,8 @@ from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """bug: row of the bug table (a to e). shape: preset that shows it. code: its finding. within: fewest "no" answers
-    and late messages before it shows; 0 if the eager order can show it. shows, matters, example: the card of `kvcheck
-    explain`, with `breaks`."""
+    """bug: row of the bug table (a to e). within: fewest "no" answers and late messages before it shows; 0 if the eager
+    order can show it. shows, matters, example: the card of `kvcheck explain`, with `breaks`."""
 
     name: str
     bug: str
@@ -34,13 +33,11 @@ class Mutant:
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The overridden functions of the fixed code, each as "kvcheck/core/cache/offload.py: Offload.save"."""
         pairs = [(getattr(FIXED, row.name), getattr(self.parts, row.name)) for row in fields(TargetParts)]
         return tuple(place for fixed, part in pairs for place in overridden(fixed, part))
 
     @property
     def bound(self) -> str | None:
-        """None if the eager order can show it."""
         return f"{self.strategy} within {self.within}" if self.within else None
 
     @property

@@ -89,8 +89,6 @@ class DeclaresLess(Offload):
 
 
 class DropsBeforeRestored(Offload):
-    """A value is dropped once its restore is queued."""
-
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
         done = super().restore(offloaded, holding)
         self._kept[offloaded.number].copies.clear()
