@@ -12,7 +12,6 @@ MANY_BYTES = 4 << 20
 """Least bytes of host memory for which loading numba and compiling a loop pays."""
 
 GRID_FIRST, GRID_OTHERS = (1 << 31) - 1, 65_535
-"""Most programs of a launch in the first dimension, and in each other one."""
 
 
 def asks_triton(*tensors: torch.Tensor) -> bool:
@@ -23,8 +22,7 @@ def asks_triton(*tensors: torch.Tensor) -> bool:
 
 
 def grid_of(first: int, second: int = 1, third: int = 1) -> tuple[int, int, int]:
-    """Return the grid. Raise ValueError for more programs than a CUDA device starts: 2**31 - 1 in the first dimension,
-    65,535 in the others (CUDA C++ Programming Guide)."""
+    """Raise ValueError for more programs than a CUDA device starts (CUDA C++ Programming Guide)."""
     for count, most in ((first, GRID_FIRST), (second, GRID_OTHERS), (third, GRID_OTHERS)):
         if count > most:
             raise ValueError(f"a launch of {count:,} programs in one dimension; a device has {most:,}: split the call")

@@ -1,7 +1,6 @@
 """Comparison of content rows with their expected words, in one pass, without waiting for a device.
 
-rows: [..., W], codes: [...], mask: [W]; word w of a row is expected to be its code XOR mask[w]. Rows of int32 hold the
-low halves.
+rows: [..., W], codes: [...], mask: [W]; word w of a row is expected to be its code XOR mask[w].
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ BLOCK_BYTES = 512 << 10
 
 
 def differing(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """differing_torch in one pass over much memory; all forms give the same bits."""
     if rows.device.type == "cpu" and rows.numel() * rows.element_size() <= BLOCK_BYTES:
         return differing_torch(rows, codes, mask)  # one block of its own
     flat, per_row = rows.reshape(-1, rows.shape[-1]), codes.reshape(-1)
@@ -44,7 +42,6 @@ def _kernels(rows: torch.Tensor) -> ModuleType | None:
 
 
 def _differing_blocks(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """differing_torch by blocks. Only a block that differs is compared word by word."""
     differing = torch.zeros(len(rows), dtype=torch.bool)
     if not rows.numel():
         return differing

@@ -1,8 +1,4 @@
-"""differing_torch as a compiled loop that touches each word of host memory once.
-
-Invariants:
-- Words are unsigned here: numba makes a float of a signed and an unsigned operand.
-"""
+"""differing_torch as a compiled loop that touches each word of host memory once."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ def differing_numba(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor)
 
 
 def _words(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
-    """Contiguous unsigned words, so that every call compiles to the same few loops."""
+    """Contiguous, so that every call compiles to the same few loops; unsigned, as numba makes floats of mixed signs."""
     return tensor.contiguous().numpy().view(np.uint64 if tensor.dtype == torch.int64 else np.uint32)
 
 

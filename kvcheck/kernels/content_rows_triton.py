@@ -1,8 +1,4 @@
-"""differing_torch as a Triton kernel that touches each word once.
-
-Invariants:
-- A row that two programs share differs if it differs in either part.
-"""
+"""differing_torch as a Triton kernel that touches each word once."""
 
 from __future__ import annotations
 
@@ -63,4 +59,3 @@ def _compare_block(  # type: ignore[no-untyped-def]  # triton reads annotations 
 
 _DIFFERING = triton.jit(_compare_block)
 IS_INTERPRETED = not isinstance(_DIFFERING, triton.JITFunction)
-"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

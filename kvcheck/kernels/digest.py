@@ -30,7 +30,7 @@ BLOCK_WORDS = 32768
 """Words that digest_blocks works on at a time: two blocks and the words themselves fit the L2 cache."""
 
 FEW_WORDS = 8
-"""Most host words for which Python integers are faster."""
+"""Most host words for which Python integers are faster: blocks take tens of microseconds to begin."""
 
 
 def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
@@ -44,8 +44,6 @@ def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tens
 
 
 def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch in one pass: with triton, with numba for much host memory, or by blocks on the host. Few host words
-    use Python integers, since blocks take tens of microseconds to begin."""
     _check_words(words)
     if asks_triton(words):
         from kvcheck.kernels import digest_triton
@@ -64,7 +62,6 @@ def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
 
 
 def digest_blocks(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch of CPU words, in two buffers that stay in the cache."""
     _check_words(words)
     seen, start, total = words.numpy().view(np.uint64), start_of(key, first), 0
     block = min(len(seen), BLOCK_WORDS)
@@ -89,7 +86,6 @@ def digest_int(words: Sequence[int], *, key: int, first: int = 0) -> int:
 
 
 def combined(parts: torch.Tensor) -> torch.Tensor:
-    """Digest of the whole from those of its parts, int64 of any shape."""
     return parts.sum()
 
 

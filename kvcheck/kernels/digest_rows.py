@@ -19,7 +19,6 @@ def digest_rows_torch(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> 
 
 
 def digest_rows(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> torch.Tensor:
-    """digest_rows_torch with triton, with numba for much host memory, otherwise over a gathered copy."""
     assert source.dtype == torch.int64 and source.ndim == 3 and rows.ndim == 1, "words are int64 [L, R, W], rows [n]"
     if asks_triton(source):
         from kvcheck.kernels import digest_rows_triton

@@ -69,4 +69,3 @@ def _fold_rows(  # type: ignore[no-untyped-def]  # triton reads annotations as t
 
 _KERNEL = triton.jit(_fold_rows)
 IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
-"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 BLOCK_WORDS = 1024
-"""Words that one program folds."""
 
 
 def partial_digests_triton(words: torch.Tensor, start: int) -> torch.Tensor:
@@ -36,7 +35,6 @@ def _mix64(values):  # type: ignore[no-untyped-def]  # triton reads annotations 
 
 
 mix64 = triton.jit(_mix64)
-"""mix64_torch, for other kernels."""
 
 
 def _fold_block(words, parts, start, count, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -50,4 +48,3 @@ def _fold_block(words, parts, start, count, stride, BLOCK: tl.constexpr):  # typ
 
 _KERNEL = triton.jit(_fold_block)
 IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
-"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

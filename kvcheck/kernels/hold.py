@@ -42,7 +42,6 @@ def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, l
 
 
 def why_not(outcome: torch.Tensor) -> str | None:
-    """Reason why `hold` cannot hold a stream of the tensor's device, or None."""
     if not asks_triton(outcome):
         return "there is none"
     try:

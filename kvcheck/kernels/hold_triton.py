@@ -42,4 +42,3 @@ def _wait_for_flag(flag, outcome, until, looks, limit_ns, HAS_CLOCK: tl.constexp
 
 _KERNEL = triton.jit(_wait_for_flag)
 IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
-"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

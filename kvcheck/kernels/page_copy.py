@@ -25,8 +25,7 @@ def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Te
 
 
 def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """target[l, rows[i]] = source[l, i]. target: [L, R, W]; rows: [n], no duplicates; source: [L, n, W], on any
-    device."""
+    """target[l, rows[i]] = source[l, i], any devices. target: [L, R, W]; rows: [n], no duplicate; source: [L, n, W]."""
     if source.device != target.device:
         arrived = torch.empty(source.shape, dtype=source.dtype, device=target.device)
         copy_block_torch(arrived, source)
@@ -35,7 +34,6 @@ def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.T
 
 
 def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch by one kernel for all layers, or by blocks in host memory."""
     if kernels := _kernels(target, source):
         kernels.gather_rows_triton(target, source, rows)
     elif not gather_blocks(target, source, rows):
@@ -43,7 +41,6 @@ def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) 
 
 
 def scatter_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch by one kernel for all layers, or by blocks in host memory."""
     if kernels := _kernels(target, source):
         kernels.scatter_rows_triton(target, source, rows)
     elif not scatter_blocks(target, source, rows):
@@ -66,7 +63,6 @@ def copy_rows_torch(
 
 
 def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """copy_rows_torch by one kernel, which reads or writes pinned host memory from the device without waiting."""
     if kernels := _kernels(target, source):
         kernels.copy_rows_triton(target, target_rows, source, source_rows)
         return
@@ -108,8 +104,7 @@ def fill_torch(target: torch.Tensor, value: int) -> None:
 
 
 def _kernels(*sides: torch.Tensor) -> ModuleType | None:
-    """The module of the kernels if they can run: on a device if all host sides are pinned, on the CPU if triton
-    interprets."""
+    """The kernels if they can run: on a device if all host sides are pinned, on the CPU if triton interprets."""
     if not asks_triton(*sides):
         return None
     from kvcheck.kernels import page_copy_triton

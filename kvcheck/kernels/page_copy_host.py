@@ -27,7 +27,6 @@ LINE_BYTES = 64
 
 
 def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """gather_rows_torch by blocks; False if it was not done."""
     if (ids := _ids(target, source, rows)) is None:
         return False
     if _is_much(target):
@@ -48,7 +47,6 @@ def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
 
 
 def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """scatter_rows_torch by blocks; False if it was not done."""
     if (ids := _ids(source, target, rows)) is None:
         return False
     if _is_much(source):
@@ -83,7 +81,6 @@ class _Blocks:
 
     @property
     def are_many(self) -> bool:
-        """True if copying layer by layer, in memory order, pays."""
         return len(self.ids) > FEW_BLOCKS
 
     def spans(self) -> Iterator[tuple[int, int, int]]:

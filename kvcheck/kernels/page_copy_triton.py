@@ -1,8 +1,4 @@
-"""The row copies of page_copy as Triton kernels, for any strides.
-
-Invariants:
-- One launch copies the rows of all layers, for any width. Short or odd rows leave no lane idle.
-"""
+"""The row copies of page_copy as Triton kernels, for any strides. One launch copies the rows of all layers."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import triton.language as tl
 from kvcheck.kernels.compilers import grid_of
 
 BLOCK_WORDS = 1024
-"""Words that one program copies, over row borders."""
+"""Words that one program copies, over row borders, so that short or odd rows leave no lane idle."""
 
 
 def copy_rows_triton(
@@ -25,7 +21,6 @@ def copy_rows_triton(
 
 
 def gather_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch, like copy_rows_triton."""
     _copy(target.unsqueeze(2), None, source.unsqueeze(2), rows, len(rows))
 
 

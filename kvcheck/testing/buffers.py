@@ -27,8 +27,6 @@ LISTED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowUnits:
-    """Row numbering. slots: number of ids. page_size: ids per page. name: the unit that an id numbers."""
-
     slots: int
     page_size: int = 1
     name: str = "token"
@@ -139,8 +137,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class RowTensor:
-    """A tensor with rows. at: their dimension. tokens: dimension of a page's tokens, if any. is_page: a row is a
-    page."""
+    """A tensor with rows. at: their dimension. tokens: that of a page's tokens, if any. is_page: a row is a page."""
 
     held: HeldTensor
     at: int
@@ -150,8 +147,7 @@ class RowTensor:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Buffers of an object. threads: paths of objects that run code in other threads. within: (part, whole) pairs of
-    tensors."""
+    """Buffers of an object. threads: paths of objects that run code in threads. within: (part, whole) tensors."""
 
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]

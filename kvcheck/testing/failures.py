@@ -12,7 +12,6 @@ from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Finding
 
 MOST_SHOWN = 5
-"""Causes printed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,6 @@ class RowJudge:
         wrong: WrongRow | None = None,
         **more: object,
     ) -> None:
-        """Add a finding. more: further fields of Finding."""
         place = {} if held is None else {"buffer": held.name, "layer": held.layer}
         seen = {} if wrong is None else {"seen_request": wrong.seen_request, "minimal": wrong.minimal}
         fields = {**place, **seen, **more}

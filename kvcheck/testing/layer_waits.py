@@ -1,8 +1,4 @@
-"""waits: checks that a reader of a layer waits for the load of that layer, also when the load is late.
-
-Each layer is read after a load of its own, so a wait of another reader does not count. A wait of the same reader at an
-earlier layer counts if it covers the whole load.
-"""
+"""waits: checks that a reader of a layer waits for the load of that layer, also when the load is late."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ LATE_AT_RANDOM = 3
 Reader = Callable[[int, Any], object]
 """(layer, slots) -> the rows that it reads."""
 LayerReader = Callable[[Any], object]
-"""A reader of one layer."""
 
 Saved = TypeVar("Saved")
 
@@ -171,11 +166,8 @@ class _LateLoads:
         return known
 
     def race(self, begin: Callable[[], None], reads: Sequence[LayerReader], reader: str, layer: int, seed: int) -> None:
-        """Judge the last of `reads` during a late load.
-
-        A reader may wait for the whole load at the first layer, so a layer that is early when read alone is read again
-        after the earlier layers.
-        """
+        """Judge the last of `reads` during a late load. If it is early when read alone, it is read again after the
+        others, since a reader may wait for the whole load at the first layer."""
         what = f"{reader} of layer {layer}"
         known = self.understood(begin, reads[-1], what)
         self.shown |= {held.key for held in known}

@@ -18,7 +18,6 @@ from kvcheck.core.probes.frame.content import content
 from kvcheck.testing.buffers import Buffer
 
 PADDING = 0
-"""The owner of padding: no request."""
 DUMPED = 16
 """Bytes of a row in a finding."""
 

@@ -193,8 +193,7 @@ def _is_read_twice(wanted: torch.Tensor, part: torch.Tensor, saved: Sequence[tor
 
 
 def _is_shared_in_row(left: Left, rows: LayerRows, saved: Sequence[torch.Tensor]) -> bool:
-    """Whether another part of the row, as long as the longest run of `left`, is saved more often than its
-    neighbours."""
+    """Whether another part of the row, as long as `left`'s longest run, is saved more often than its neighbours."""
     start, end = max(_runs(left.bytes.tolist()), key=lambda run: run[1] - run[0])
     size, step = end - start, left.held.rows.element_size()
     kept = [bytes(each.tolist()) for each in saved]

@@ -17,7 +17,6 @@ from kvcheck.testing.judge import RowJudge, WrongRow
 from kvcheck.testing.ownership import PADDING, Ownership
 
 SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
-"""Requests. A late save has its own, so that leftovers in a staging buffer do not pass for it."""
 MOST_PAGES = 4
 """Most pages of a drawn request; the least is two."""
 _CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
@@ -25,8 +24,7 @@ _CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """Slots. ids, into: of the saved request, before and after. held: of the bystander. free: all others except
-    padding."""
+    """Slots: `ids` and `into` of the saved request, `held` of the bystander, `free` of nobody, without padding."""
 
     ids: tuple[int, ...]
     into: tuple[int, ...]
@@ -38,8 +36,7 @@ class SlotPlan:
 def plan_of(
     units: RowUnits, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
 ) -> SlotPlan:
-    """Draw whole pages for each request without given ones. Drawn `ids` and `into` share a page with a chance of 1 in
-    2."""
+    """Draw whole pages for each request without given ones. Drawn `ids` and `into` share a page every second time."""
     mix = Rng(seed)
     padded = {(number + units.slots if number < 0 else number) // units.page_size for number in padding}
     order: list[int] = []
@@ -85,10 +82,7 @@ def _tokens(pages: Sequence[int], units: RowUnits) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class SlotScene:
-    """The slots of one call: their plan, the pool's buffers, and the verdicts on their rows.
-
-    make: the argument of save and load from a list of slots. look: searches the buffers.
-    """
+    """The slots of one call. make: the argument of save and load from a list of slots. look: searches the buffers."""
 
     units: RowUnits
     plan: SlotPlan
@@ -104,7 +98,6 @@ class SlotScene:
         return self.judge.ownership.wanted(held, self.rows(held, ids))
 
     def compare(self, held: Buffer, ids: Sequence[int]) -> WrongRow | None:
-        """Count and compare the rows of slots. Return the first difference."""
         return self.judge.compare(held, self.rows(held, ids), held.read(self.rows(held, ids)), self.wanted(held, ids))
 
     def ids(self) -> object:
@@ -124,7 +117,6 @@ class SlotScene:
             self.mark(request, owned)
 
     def give(self, request: int, ids: Sequence[int]) -> None:
-        """Make a request the owner of slots, without writing."""
         for unit in dict.fromkeys(each.unit for each in self.found.buffers):
             self.judge.ownership.give(unit, request, self._rows(unit, ids))
 

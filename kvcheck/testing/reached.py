@@ -60,8 +60,7 @@ class Passed:
 def reached(
     thing: object, *, root: str = "", but: Collection[object] = (), passed: Passed | None = None
 ) -> tuple[HeldTensor, ...]:
-    """Return the tensors below an object. passed: names to skip, except tensors. Too deep a nesting raises
-    NotJudged."""
+    """Return the tensors below an object. passed: names to skip, except tensors. Raise NotJudged if it is too deep."""
     return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}, passed or Passed(())))
 
 

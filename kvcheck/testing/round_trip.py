@@ -173,8 +173,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _judge_saved(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
-    """Find saved tensors that are no copies. Returns notes on references to the pool: views with rows of other
-    requests."""
+    """Find saved tensors that are no copies. Return notes on views of the pool with rows of other requests."""
     judge, plan, ways_back = scene.judge, scene.plan, list[str]()
     for each, before in saved:
         judge.count("saved", len(before), 1)
@@ -326,8 +325,7 @@ def _judge_others(scene: SlotScene, held: Buffer, others: Sequence[int]) -> None
 def judge_padding(
     scene: SlotScene, writer: str, saved: Sequence[tuple[HeldTensor, torch.Tensor]], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Add notes on changed padding rows to `known`. A row with NaN or infinity that save reads is a finding: padded
-    reads get it."""
+    """Add notes on changed padding to `known`. NaN or infinity that save reads is a finding: padded reads get it."""
     judge = scene.judge
     changed: dict[str, list[Buffer]] = {}
     story: dict[str, str] = {}

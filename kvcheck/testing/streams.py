@@ -1,8 +1,5 @@
 """streams: stand-ins for torch.cuda's streams and events, which show a missing wait on a machine without a GPU.
 
-Work of a side stream runs at a wait for it, or earlier if the seed decides so; work of the main stream runs at once. A
-read without the wait therefore returns the rows from before the load.
-
 Invariants:
 - Work of a side stream uses the values that its arguments hold when it runs. Until then, floating-point results are NaN
   and bytes 0x55.
@@ -245,7 +242,6 @@ class _LateMachine(Machine):
     """A Machine that belongs to one thread and keeps its streams when its order changes."""
 
     ran = 0
-    """Operations of `queued` that have run."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

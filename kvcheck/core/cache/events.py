@@ -17,7 +17,6 @@ class Event:
 
 
 Emit = Callable[[Event], None]
-"""Receives the events of a part."""
 
 
 # Allocation
@@ -25,8 +24,6 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Allocated(Event):
-    """The ids belong to request `owner` from now on."""
-
     space: str
     ids: tuple[int, ...]
     owner: int
@@ -170,8 +167,6 @@ class Stored(Event):
 
 @dataclass(frozen=True, slots=True)
 class TierChanged(Event):
-    """A tier now holds, or no longer holds, these pages or this state."""
-
     tier: str
     space: str
     chain: tuple[bytes, ...]

@@ -4,8 +4,7 @@ Invariants:
 - A value holds every buffer of the pool's table; `restore` checks that before it writes.
 - A value has memory of its own. (mutant: offload-value-aliases-pool)
 - Only rows of the request are read; a restore writes no page that the prefix tree owns.
-- The pool's pages are pinned until the save or restore that touches them is reached. A value may be discarded once its
-  restores are reached. Earlier frees raise FreeInFlight; using a discarded value raises ForeignAccess.
+- The pool's pages are pinned until the save or restore that touches them is reached. Earlier frees raise FreeInFlight.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ class OffloadedBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadedKV:
-    """All KV of one request, copied from a pool."""
-
     request: int
     tokens: int  # committed length
     window_start: int  # first live logical window page
@@ -60,15 +57,11 @@ class OffloadedKV:
 
 @dataclass(slots=True, kw_only=True)
 class _Kept:
-    """A value that is not discarded yet, its copies and the pool ids that they touch."""
-
     copies: list[Signal]
     uses: list[tuple[str, Use]] = field(default_factory=list)
 
 
 class Offload:
-    """Saves and restores requests of one pool. Events have values by their numbers."""
-
     def __init__(self, pool: KVPool, backend: Backend, *, emit: Emit | None = None) -> None:
         self.pool = pool
         self._backend = backend
@@ -122,8 +115,7 @@ class Offload:
         return replace(value, buffers=tuple(buffers))
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """Copy a saved request into its new holding; readers wait for the returned signal. The caller commits the
-        tokens."""
+        """Copy a saved request into its new holding. Readers wait for the signal; the caller commits the tokens."""
         extent = self._checked(offloaded, holding)
         behind = self._mark_forward()
         for kept in self.restored_buffers(offloaded):
@@ -149,10 +141,8 @@ class Offload:
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:
-        """Free the host memory of a value. Raise FreeInFlight unless all its copies are known to be done.
-
-        (mutant: value-dropped-before-restored)
-        """
+        """Free the host memory of a value. Raise FreeInFlight unless all its copies are known to be done. (mutant:
+        value-dropped-before-restored)"""
         if offloaded.number not in self._kept:
             raise DoubleFree(f"value {offloaded.number} of request {offloaded.request} is not kept here (any more)")
         kept_value = self._kept[offloaded.number]
@@ -169,10 +159,8 @@ class Offload:
             self._emit(Freed(VALUES, (offloaded.number,)))
 
     def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
-        """Every buffer of the pool, so index_k_with_scale too. (mutant: offload-skips-index-buffer)
-
-        SGLang saved the latent rows alone (#23346).
-        """
+        """Every buffer of the pool, so index_k_with_scale too: SGLang saved the latent rows alone (#23346). (mutant:
+        offload-skips-index-buffer)"""
         return self.pool.buffers()
 
     def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
@@ -275,8 +263,7 @@ class Offload:
         return len(self.pool.sets[space].spec.layers)
 
     def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
-        """The request's units; of the last page only the tokens, unless `whole`. (mutant:
-        offload-declares-one-page-less)"""
+        """Its units; of the last page only the tokens, unless `whole`. (mutant: offload-declares-one-page-less)"""
         units, tokens = extent.units[space], extent.tokens
         spans = None
         if not whole and buffer.rows is not Granularity.SLOT and len(units):

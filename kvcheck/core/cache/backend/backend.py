@@ -20,7 +20,6 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.events import Event
 
 ChunkWork = Callable[[], None]
-"""The work of one chunk of an operation."""
 POISON_BYTE = 0xA5
 """Fill of fresh memory in stress runs; no content word contains it by design."""
 
@@ -63,8 +62,6 @@ class Graph:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Operation:
-    """Work for a lane."""
-
     name: str  # the call site, such as "offload.save"
     chunks: tuple[ChunkWork, ...]  # they run in any order, each once
     request: int | None = None  # None if it is not for a single one
@@ -174,8 +171,6 @@ class Memory(Protocol):
 
 
 class Backend(Memory, Protocol):
-    """Lanes over named memory."""
-
     name: str
 
     def lane(self, name: str) -> Lane:

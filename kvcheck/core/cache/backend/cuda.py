@@ -25,7 +25,6 @@ STREAMS_MOST = 64
 """Streams requested of one priority before the next is tried. torch has 32 of each and returns them in turn."""
 
 ORDINARY, URGENT = 0, -1
-"""Priorities of streams. torch has a pool of streams for each."""
 
 GRACE_S = 0.002
 """How long a waiting process leaves held lanes held: many times the length of a test's operation on a device."""

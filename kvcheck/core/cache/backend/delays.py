@@ -52,8 +52,7 @@ class DelaySite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """held: submissions before which the lane is held. until: the operation whose end ends the hold; None: a waiting
-    process ends it."""
+    """held: submissions before which the lane is held. until: its end ends the hold; None: a waiting process does."""
 
     held: DelaySite
     until: DelaySite | None = None
@@ -101,8 +100,7 @@ class DelayReport:
 
     @property
     def gap(self) -> str | None:
-        """Reason why the delays tested nothing, or None. A delayed lane may be missing, because a schedule need not use
-        every leg."""
+        """Reason why the delays tested nothing. A delayed lane may be missing: a schedule need not use every leg."""
         unmet = [row.delay for row in self.rows if row.delay.held.operation is not None and not row.met]
         if unmet:
             return f"not exercised: {unmet[0].held} never came, so the delay {unmet[0]} held nothing"
@@ -187,7 +185,6 @@ class Delayer:
             self._release(each, gave_way=True)
 
     def look(self) -> tuple[Hold, ...]:
-        """Count and return the holds that have ended."""
         ended = []
         for kept in (self._in_place, self._released):
             for each in [each for each in kept if each.hold.has_ended()]:

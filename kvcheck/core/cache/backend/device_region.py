@@ -3,7 +3,6 @@
 Invariants:
 - A handle travels as hexadecimal, and is never executed or unpickled.
 - Memory is freed with the process that made it, because a process that has mapped it may still write it before.
-- Operations have run when `submit` returns. Only copies of a CopyLane are asynchronous.
 """
 
 from __future__ import annotations
@@ -59,8 +58,6 @@ class _Bytes:
 
 
 class DeviceRegion:
-    """Device memory in its own allocation, since a handle stands for a whole allocation."""
-
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
         self._device = device
@@ -127,7 +124,6 @@ class DeviceRegionBackend(RegionBackend):
 
 @contextlib.contextmanager
 def _context(device: torch.device) -> Iterator[None]:
-    """Make the device's context current in this thread."""
     with torch.cuda.device(device):
         torch.empty(1, device=device)  # torch makes the context when it is first used
         yield

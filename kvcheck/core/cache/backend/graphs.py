@@ -1,8 +1,4 @@
-"""Captures of graphs: operations of one lane that are recorded without running, and replayed together.
-
-Invariants:
-- Waits of a lane during its capture are not part of the graph; `pool.before_replay(lane)` replaces them.
-"""
+"""Captures of graphs: operations of one lane that are recorded without running, and replayed together."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from kvcheck.core.cache.backend.backend import Captured, Footprint, Graph, Lane,
 #     pool.before_replay(lane)                   the lane waits for the loads that the graph's reads need
 #     backend.replay(graph)                      queues all of it, in the order of the capture
 class Captures:
-    """The open capture of a backend, and the newest graph of every lane."""
-
     def __init__(self) -> None:
         self.open: Graph | None = None
         self._newest: dict[int, Graph] = {}

@@ -2,7 +2,6 @@
 
 Invariants:
 - Nothing hangs: every hold has a watchdog, and the process releases holds before it waits.
-- Holds are made before the first is placed, and are reused.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Holds(Generic[Stream, Event]):
         self._arrived = tuple(dict.fromkeys(arrived))
 
     def behind(self, event: Event) -> None:
-        """Register the end of the submitted operations, and so of the holds that they overtake."""
         self._ends += [(each, event) for each in self._arrived]
         self._arrived = ()
 

@@ -70,7 +70,6 @@ class RegionBackend(EagerBackend):
         raise LayoutMismatch(f"{memory.numel()} bytes at {memory.data_ptr():#x} are no whole region")
 
     def share(self, memory: torch.Tensor) -> object:
-        """The handle of the region that is exactly this memory, in plain values."""
         return to_plain(self.region_of(memory).handle)
 
     def attach(self, raw: object) -> torch.Tensor:

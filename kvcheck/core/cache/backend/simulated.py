@@ -3,8 +3,6 @@
 Invariants:
 - The same choices give the same run on any machine.
 - Only the first operation of a lane can run. Its chunks run in any order. Lanes interleave freely.
-- An operation reads its sources and index tensors when a chunk runs; a copy from pageable host memory reads its source
-  before `submit` returns.
 """
 
 from __future__ import annotations
@@ -38,10 +36,7 @@ from kvcheck.core.cache.events import Emit
 
 class Chooser(Protocol):
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """Return the index of the chunk to run, or None to let the process go on (only if `may_pause`).
-
-        goal: the process's reason to let time pass, if it has one.
-        """
+        """Return the index of the chunk to run, or None to let the process go on (only if `may_pause`)."""
 
 
 class Record:
@@ -69,8 +64,7 @@ class Goal:
         self._lanes = lanes
 
     def next(self, record: Record | None = None) -> Pending | None:
-        """The operation that has to run next before `record` (default: the goal's) is reached; None if there is
-        none."""
+        """The operation to run next before `record` (default: the goal's) is reached; None if there is none."""
         wanted, met = record or self.record, set[int]()
         while wanted is not None and not wanted.done and wanted.number not in met:
             met.add(wanted.number)

@@ -180,8 +180,7 @@ class StreamedBackend(Generic[Stream, Event]):
             self._make_room()
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Record the signal's event behind everything queued in the lane. An event of `submit` is replaced instead,
-        because it marks the end of that operation."""
+        """Record behind everything queued in the lane. An event of `submit` is replaced: it marks that operation."""
         self._captures.refuse_record(lane)
         recording = _recording_of(signal)
         event = self._machine.event() if recording is None or recording.is_shared else recording.event
@@ -298,7 +297,6 @@ class StreamedBackend(Generic[Stream, Event]):
             self._collect()
 
     def _collect(self) -> None:
-        """Report the operations that have run since the last call."""
         # Streams are queried one by one, so an operation can be seen before one that it waited for. So all are queried
         # until nothing changes, and then reported by ordinal.
         done: list[int] = []

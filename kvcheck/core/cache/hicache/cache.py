@@ -45,8 +45,6 @@ class CacheConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """One request's part of the tree."""
-
     node: Node  # locked for the request
     holding: Holding
     priority: int = 0
@@ -115,7 +113,6 @@ class HiCache:
         return self.is_deferring and self.tree.known(tokens).servable > self.tree.device_match(tokens)[1]
 
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
-        """Adopt the longest cached prefix into an empty holding, loading back its host pages, all or none."""
         self._fetched.discard(holding.request)
         match = self.tree.match(tokens, priority=priority)
         self._report_lookup(tokens, match, holding.request, device_only=False, priority=priority)
@@ -160,7 +157,6 @@ class HiCache:
         return all(transfer.producer is not None for transfer in lease.loads)
 
     def prepare(self, leases: Iterable[Lease]) -> None:
-        """Make a pass's reads wait for the loads of these leases, and copy due states."""
         waiting = list(leases)
         for lease in waiting:
             lease.loads = [transfer for transfer in lease.loads if not transfer.acknowledged]
@@ -175,7 +171,6 @@ class HiCache:
                 lease.state_from = None
 
     def keep(self, lease: Lease, tokens: Tokens) -> None:
-        """Insert the whole pages that the request has computed, so that other requests share them."""
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         node, known = self.tree.device_match(tokens)
@@ -272,7 +267,6 @@ class HiCache:
         return True
 
     def _write_back(self, node: Node) -> bool:
-        """Back up an evicted node and wait for it; False if the policy or the host forbids it."""
         if self.movement is None or self.movement.uses is not None or not self.movement.back_up(node, WRITE_BACK):
             return False
         self.movement.wait_for_backups()
@@ -294,7 +288,6 @@ class HiCache:
         return self.movement.poll()
 
     def wait_oldest(self) -> bool:
-        """Wait for a transfer in flight and acknowledge it; False if none is in flight."""
         if self.movement is not None and self.movement.wait_oldest():
             return True
         return self.storage is not None and self.storage.wait_oldest()
@@ -365,7 +358,6 @@ class HiCache:
                 self.movement.back_up_when_due(node, request)
 
     def _give_state(self, node: Node, holding: Holding) -> None:
-        """Give a cached prefix without state a copy from a request that ends exactly there."""
         node.device.state = self._snapshot(holding)
         self.residency.gained(node, "device", ("state",))
 

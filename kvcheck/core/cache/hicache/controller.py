@@ -1,9 +1,4 @@
-"""TransferController: copies between the device pool and the host pool, merged, acknowledged in order.
-
-Invariants:
-- A copy's index values are frozen; moving or merging gives a new copy.
-- Every buffer of a copy's space in the pool's table is copied.
-"""
+"""TransferController: copies between the device pool and the host pool, merged, acknowledged in order."""
 
 from __future__ import annotations
 
@@ -24,7 +19,6 @@ load would imply those of an earlier one, and a gate that waits for the wrong lo
 
 
 def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
-    """Count leading entries of a queue with all signals reached, querying no further."""
     count = 0
     for signals in queue:
         if not all(backend.query(signal) for signal in signals):
@@ -65,7 +59,6 @@ class TransferController:
         return tuple(tuple(lane.name for lane in lanes) for lanes in self._h2d)
 
     def backup(self, transfer: Transfer) -> None:
-        """Start one backup, behind the forward lane."""
         behind = self._behind_forward()
         used = []
         for copy in self.move(transfer.copies):
@@ -91,8 +84,7 @@ class TransferController:
         self._queued.append(transfer)
 
     def start_loads(self) -> None:
-        """Merge all queued loads into one, layer by layer, under one ring entry. They stay queued while the ring is
-        full."""
+        """Merge all queued loads into one. They stay queued while the ring is full."""
         if not self._queued:
             return
         producer = self.gate.begin()
@@ -125,7 +117,6 @@ class TransferController:
         return self.backups.pop(0)
 
     def take_load(self) -> tuple[Transfer, ...]:
-        """Acknowledge the oldest merged load; its ring entry can be armed again."""
         started = self.loads.pop(0)
         assert started[0].producer is not None
         self.gate.retire(started[0].producer)
@@ -138,8 +129,7 @@ class TransferController:
     def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         """Sort indices for direct copies, so that host pages form runs; never in place.
 
-        SGLang's move_hybrid_indices changed values that tree nodes keep (#23427, #23429). (mutant:
-        move-changes-indices)
+        SGLang's move_hybrid_indices changed values that nodes keep (#23427, #23429). (mutant: move-changes-indices)
         """
         if self.host.method != "direct":
             return copies

@@ -28,7 +28,6 @@ EVICTION_ORDERS: dict[str, Order] = {
     "lfu": lambda node: (node.hits, node.last_used, node.ordinal),
     "priority": lambda node: (node.priority, node.last_used, node.ordinal),
 }
-"""Evicted first: the least recently used, the least often hit, or the one of lowest priority."""
 
 
 # device full   device leaves only; backed ones are demoted, others dropped (write-back: backed up first)
@@ -103,7 +102,6 @@ class Residency:
             self._emit(Flushed(tiers, tuple(key for each in nodes for key in each.chain)))
 
     def drop(self, node: Node) -> None:
-        """Remove the node and all below it from both tiers."""
         for child in list(node.children.values()):
             self.drop(child)
         for tier in ("device", "host"):

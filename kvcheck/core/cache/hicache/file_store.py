@@ -56,7 +56,6 @@ class FileStore:
             ) from error
 
     def put(self, key: str, payload: bytes) -> None:
-        """Store `payload` under `key`. It is on disk when this returns."""
         self._check(key)
         data = pack_object(key, payload)
         try:

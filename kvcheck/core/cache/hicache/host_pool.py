@@ -136,8 +136,7 @@ class HostPool:
         layers: tuple[int, int],
         owners: IndexArray | int | None = None,
     ) -> Footprint:
-        """Footprint of these host units. layers: half-open, local to the space. owners: the request of each unit, or of
-        all."""
+        """Footprint of units. layers: half-open, local to the space. owners: the request of each unit, or of all."""
         names = tuple(name for name, _ in self._views(space, buffers))
         self._check_layers(space, layers)
         ids = _owned(units, what=f"host.{space} footprint")

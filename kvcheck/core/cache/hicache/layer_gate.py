@@ -60,11 +60,9 @@ class LayerGate:
         self.ring[producer].finished = True
 
     def consume(self, producers: Iterable[int]) -> None:
-        """Set the loads whose pages later passes read."""
         self._consumed = tuple(dict.fromkeys(producers))
 
     def wait(self, layer: int, lane: Lane) -> None:
-        """Make `lane` wait until a global layer of every consumed load has landed."""
         for producer in self._waited_for():
             for signal in self._events(producer, layer):
                 self._backend.wait(signal, lane=self._waiting_lane(lane))
@@ -82,5 +80,4 @@ class LayerGate:
         return self.ring[producer].layers[layer]
 
     def _waiting_lane(self, lane: Lane) -> Lane:
-        """The lane that reads, not the one that loads."""
         return lane

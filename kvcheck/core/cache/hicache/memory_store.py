@@ -39,11 +39,9 @@ class MemoryStore:
         self._is_closed = True
 
     def keys(self) -> tuple[str, ...]:
-        """Keys in the order in which they were first stored."""
         return tuple(self._objects)
 
     def corrupt(self, key: str, *, at: int) -> None:
-        """Fault: flip the bits of byte `at`."""
         data = bytearray(self._object(key))
         data[at] ^= 0xFF
         self._objects[key] = bytes(data)

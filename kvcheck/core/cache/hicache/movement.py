@@ -1,10 +1,8 @@
 """Movement: backs up nodes and loads them back, from the first lock to the acknowledgement.
 
 Invariants:
-- Load-back is all or nothing: if it fails, every lock, page and slot is as before.
 - From the start of a transfer to its acknowledgement its nodes are locked on both tiers.
 - With write-through a node is backed up only if its parent is, so every prefix of a backed-up prefix is backed up.
-- All ranks agree on how many transfers to acknowledge.
 """
 
 from __future__ import annotations

@@ -185,8 +185,6 @@ class SpaceCopy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """Copies in one direction."""
-
     number: int  # from 1
     kind: str
     request: int

@@ -24,8 +24,6 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The longest prefix that can be served."""
-
     node: Node
     nodes: tuple[Node, ...]  # the path without the root; it ends exactly at `pages`
     pages: int
@@ -54,8 +52,6 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPrefix:
-    """The cached part of a prompt."""
-
     node: Node  # the deepest
     pages: int
     servable: int  # of `pages`
@@ -136,7 +132,6 @@ class PrefixTree:
         return node, pages
 
     def insert(self, tokens: Tokens, offer: Offer, *, priority: int = 0) -> Taken:
-        """Cache whole pages on the device; return the part of the offer that was taken."""
         keys = self.keys(tokens)
         if len(offer.full) != len(keys):
             raise LengthMismatch(f"insert: {len(tokens)} tokens are {len(keys)} pages, got {len(offer.full)}")

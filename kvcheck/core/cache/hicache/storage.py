@@ -51,8 +51,6 @@ class PageStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """The owner of pages. Only an equal namespace finds them."""
-
     model: str
     dtype: str
     layout: str
@@ -157,7 +155,6 @@ def _check_policies(
 
 
 def _hash_of(fields: Sequence[bytes], *, purpose: bytes) -> bytes:
-    """Hash fields, each after its length, so that no two lists give the same bytes."""
     digest = blake2b(digest_size=HASH_BYTES, person=purpose)
     for field in fields:
         digest.update(len(field).to_bytes(8, "big"))

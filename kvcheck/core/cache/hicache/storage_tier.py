@@ -41,8 +41,6 @@ class StoredUnit:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Write:
-    """Pages of a node on their way to the store."""
-
     node: Node
     units: tuple[StoredUnit, ...]
     done: Signal
@@ -146,7 +144,6 @@ class StorageTier:
     # Up
 
     def begin(self, tokens: Tokens, request: int) -> None:
-        """Start to fetch the pages of a prompt that both tiers lack and the store seems to have."""
         if any(each.request == request for each in self._prefetches):
             return
         chain = self._tree.chain(tokens)
@@ -291,7 +288,6 @@ class StorageTier:
         return leading_reached(self._backend, ((signal,) for signal in signals))
 
     def _publish(self, prefetch: Prefetch) -> None:
-        """Make a node of the pages that arrived whole, and free the rest."""
         self._report_stored()
         self._tree.unlock(prefetch.parent)
         self._tree.unlock_host(prefetch.parent)

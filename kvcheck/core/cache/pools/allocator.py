@@ -107,7 +107,6 @@ class IdAllocator:
             )
 
     def check_owner(self, unit: int, owner: int) -> None:
-        """check_owned of a single id, without making arrays."""
         if not (0 <= unit < len(self._live) and self._live.item(unit) and self._owners.item(unit) == owner):
             self.check_owned(np.array([unit], dtype=np.int64), owner)
 
@@ -166,7 +165,6 @@ class PageAllocator(IdAllocator):
         self.page_size = page_size
 
     def needed(self, *, held: int, tokens: int) -> int:
-        """Pages to add to `held` pages so that `tokens` tokens fit."""
         return max(0, pages_for(tokens, self.page_size) - held)
 
     def _put_back(self, ids: IndexArray) -> None:

@@ -23,8 +23,6 @@ from kvcheck.kernels.page_copy import fill_torch
 
 
 class Granularity(Enum):
-    """The owner of one row of a buffer."""
-
     TOKEN = "token"
     PAGE = "page"
     SLOT = "slot"

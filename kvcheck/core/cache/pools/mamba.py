@@ -2,7 +2,6 @@
 
 Invariants:
 - A slot is overwritten in place at every step: the version of its content is the number of tokens absorbed.
-- A slot is zeroed before its first use by a new owner.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """KVPool: the spaces of one model's KV cache, their allocators and tables, and the holding of each request.
 
 Invariants:
-- Growing is all or nothing over every space.
 - A holding's host lists and the device tables have the same pages in the same order.
-- `close` frees the request's own ids exactly once; the tree keeps the shared pages.
 - Every method but `pages_short` raises for a closed holding, since its ids may belong to another request.
 """
 
@@ -45,8 +43,6 @@ def _no_pages() -> IndexArray:
 # window pages (SWA)            0 0 0 0 0 0 0 0 [live pages of the window  )
 @dataclass(slots=True, kw_only=True)
 class Holding:
-    """Pages, row and slot of one request."""
-
     request: int
     row: int
     state_slot: int = 0
@@ -152,10 +148,8 @@ class KVPool:
             self.sets[spec.name].connect(_SpaceGate(gate, spec.layers))
 
     def before_replay(self, lane: Lane) -> None:
-        """Make `lane` wait, before a graph replay, for all loads that the captured reads would wait for.
-
-        (mutant: replay-without-whole-wait)
-        """
+        """Make `lane` wait, before a graph replay, for all loads that the captured reads would wait for. (mutant:
+        replay-without-whole-wait)"""
         self._gate.wait_whole(lane)
 
     @property
@@ -251,9 +245,7 @@ class KVPool:
 
     def commit(self, holding: Holding, tokens: int) -> None:
         """Set the committed length: work queued later on the forward lane finds the KV of the first `tokens` tokens.
-
-        Raise LengthMismatch beyond the holding's pages.
-        """
+        Raise LengthMismatch beyond the holding's pages."""
         self.check_open(holding)
         if not 0 <= tokens <= len(holding.pages) * self.page_size:
             raise LengthMismatch(
@@ -316,7 +308,6 @@ class KVPool:
             )
 
     def first_seen_page(self, query: int) -> int:
-        """The first logical page that window layers see from position `query`."""
         return first_seen_page(query, self.shape.window, self.page_size)
 
     def extent(self, holding: Holding, tokens: int) -> Extent:

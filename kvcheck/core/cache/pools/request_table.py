@@ -3,8 +3,7 @@
 Invariants:
 - Operations on the forward lane write the entries, so a kernel sees every earlier write of that lane.
 - A write outside its row raises before anything is queued.
-- Row 0 of req_to_token is padding. Entries past a request's length are stale and must never be read. (mutant:
-  resume-refeeds-token)
+- Row 0 of req_to_token is padding. Entries past a request's length are stale and must never be read.
 """
 
 from __future__ import annotations

@@ -11,10 +11,7 @@ from kvcheck.core.base.errors import LayoutMismatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Dimensions of one model. Sizes are elements unless the name contains bytes.
-
-    Layer ids are global; each layer belongs to exactly one of the three layer lists.
-    """
+    """Sizes are elements unless the name contains bytes. Layer ids are global, each in exactly one layer list."""
 
     name: str
     family: str  # row of POOLS

@@ -1,8 +1,7 @@
 """DecodeScheduler: a scheduler whose prompts are computed elsewhere and arrive over a wire.
 
 Invariants:
-- Joint decisions of ranks (admission, failure, release) follow from `settle`'s agreed values. (mutant:
-  rank-decides-alone)
+- Joint decisions of ranks (admission, failure, release) follow from `settle`'s agreed values.
 - Pages and slot of a failed request stay allocated until no source can write them any more.
 """
 
@@ -94,7 +93,6 @@ class DecodeScheduler(Scheduler):
         return statuses + [int(self.receiver.is_drained(_room(each))) for each in self._draining]
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """One scheduling round with the agreed values."""
         count = len(self._prefilling)
         self._statuses = {active.request_id: status for active, status in zip(self._prefilling, agreed, strict=False)}
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]

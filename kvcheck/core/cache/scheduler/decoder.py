@@ -36,5 +36,4 @@ class Decoder(Protocol):
         """The metadata fields of this request's prefill; the first token is output_ids[0]."""
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """The request enters the running batch, with its transferred metadata. Not called for prompts of the same
-        engine."""
+        """A transferred request enters the running batch. Not called for prompts of the same engine."""

@@ -97,7 +97,6 @@ class PrefillScheduler:
         return bool(self.sender.reason(room))
 
     def states(self) -> dict[int, str]:
-        """State of each request at this end, by the names of base/situations.py, in queue order."""
         states = {each.request_id: "waiting" for each in (*self._queued, *self._waiting)}
         states |= {each.request.request_id: "prefilling" for each in self._computing}
         return states | {each.request.request_id: self._sending_state(each) for each in self._sending}
@@ -116,7 +115,6 @@ class PrefillScheduler:
         return waiting + computing + [self.sender.state(self._room(each)) for each in self._sending]
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """One scheduling round with the agreed values."""
         self._report = StepReport(failed=self._refused)
         self._refused = []
         values = iter(agreed)
@@ -175,7 +173,6 @@ class PrefillScheduler:
             self._pool.close(prompt.holding)
 
     def _admit(self, request: Request) -> None:
-        """Allocate a slot and a holding if the whole prompt will fit."""
         size = self._pool.page_size
         reserved = sum(
             pages_for(each.tokens, size) - len(each.holding.pages)

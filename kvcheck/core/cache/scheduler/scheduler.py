@@ -85,7 +85,6 @@ class Scheduler:
         return bool(waiting or actives)
 
     def preempt(self, request_id: int) -> bool:
-        """Retract a running request; False if it does not run."""
         active = next((each for each in self._running if each.request_id == request_id), None)
         if active is None:
             return False
@@ -207,7 +206,6 @@ class Scheduler:
         return bool(chunks)
 
     def _may_start(self, active: RunningRequest) -> bool:
-        """True once the request's loads have started, and had a round beside other work, if any."""
         if active.lease is None or self.parts.cache is None:
             return True
         is_due = active.starts_at <= self._round or not self._running

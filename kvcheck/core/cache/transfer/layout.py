@@ -1,8 +1,4 @@
-"""EndLayout: describes a rank's memory. Two ends compare their layouts before any byte moves.
-
-Invariants:
-- Offsets in a peer's memory are computed from the peer's own layout. (mutant: aux-stride-of-the-sender)
-"""
+"""EndLayout: describes a rank's memory. Two ends compare their layouts before any byte moves."""
 
 from __future__ import annotations
 

@@ -57,8 +57,7 @@ def once(sender: str, peer: str, message: Message) -> int:
 
 
 class LoopbackFabric:
-    """Joins the ends of one process. refuses: writes that fail at once. vanishes: writes that are reported and never
-    land."""
+    """refuses: writes that fail at once. vanishes: writes that are reported and never land."""
 
     def __init__(
         self,
@@ -124,7 +123,6 @@ class LoopbackWire:
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Submit the copies; on the path "async" the signal does not wait for them."""
         if self._fabric.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         target = self._fabric.ends[peer]
@@ -166,7 +164,6 @@ class LoopbackWire:
         return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Deliver the message; copies wait until LATE more have joined them."""
         sent = self._fabric.tamper(message)
         for number in range(self._fabric.copies(self.name, peer, message)):
             if not number:

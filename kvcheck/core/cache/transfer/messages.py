@@ -32,8 +32,6 @@ Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
 # prefill -> decode   Drained    nothing will be written for that room any more
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A decode rank requests a room."""
-
     room: int
     attempt: int  # failed attempts before, by the router's count
     generation: int
@@ -46,8 +44,6 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The prefill rank has written everything, or has given up."""
-
     room: int
     generation: int
     is_ok: bool
@@ -56,8 +52,6 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The decode rank has verified the room, or given it up after all reports."""
-
     room: int
     generation: int
     is_ok: bool

@@ -1,8 +1,7 @@
 """Metadata buffers: the ten fields that a prefill hands over with a request, packed as one row for each slot.
 
 Invariants:
-- A freed slot is cleared before it can be leased again: all fields, not only the room. (mutant:
-  metadata-slot-not-cleared)
+- All fields of a freed slot, not only the room, are cleared before its next lease. (mutant: metadata-slot-not-cleared)
 - A slot is read, written and released only for the request that leased it.
 """
 
@@ -59,8 +58,7 @@ def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
 
 
 class MetadataRow:
-    """One request's packed row. From a bytearray the tensor is made on first use, since that costs as much as the
-    copy."""
+    """A request's packed row. From a bytearray the tensor is made on first use, since that costs as much as a copy."""
 
     __slots__ = ("_fields", "_packed")
 
@@ -81,7 +79,6 @@ class MetadataRow:
         return self._values(field)
 
     def fields(self) -> tuple[torch.Tensor, ...]:
-        """The values of all fields, in order; memory of this row."""
         return tuple(map(self._values, self._fields))
 
     def _values(self, field: MetadataField) -> torch.Tensor:
@@ -218,11 +215,9 @@ class MetadataBuffers:
         return self._row_views[slot]
 
     def memory(self) -> torch.Tensor:
-        """All rows as bytes, for registration."""
         return self._rows.view(-1)
 
     def release(self, slot: int, request: int) -> None:
-        """Clear a slot, then free it."""
         ids = np.array([slot], dtype=np.int64)
         self._slots.check_freeable(ids)
         self._slots.check_owned(ids, request)

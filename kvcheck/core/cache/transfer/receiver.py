@@ -2,7 +2,6 @@
 
 Invariants:
 - A room succeeds when this rank has read its bytes and checked their seal, not by a message.
-- SUCCESS and FAILED are final.
 - Pages and slots that a source may still write belong to the room until the source has sent Drained or is fenced.
 - A message of an older generation changes nothing.
 """
@@ -39,7 +38,6 @@ MARK = 0x6D61726B65642121
 
 
 def register_memory(wire: Wire, pool: KVPool, metadata: MetadataBuffers, seals: torch.Tensor) -> None:
-    """Register all memory of a rank."""
     wire.register("seals", seals.view(-1))
     wire.register("metadata", metadata.memory())
     for space, buffer in pool.buffers():
@@ -62,7 +60,6 @@ def held_run(layout: EndLayout, holding: Holding, space: str, tokens: int) -> Pa
 
 
 def room_units(layout: EndLayout, holding: Holding, tokens: int) -> Units:
-    """Pages and slots that a prompt transfers."""
     units: dict[tuple[str, str], IndexArray] = {}
     for leg, space in layout.parts:
         if space == "state":
@@ -86,8 +83,6 @@ def room_footprints(layout: EndLayout, units: Units, request: int) -> tuple[Foot
 
 @dataclass(slots=True, kw_only=True)
 class InboundRoom:
-    """An attempt that is being received."""
-
     ticket: Ticket
     holding: Holding
     tokens: int
@@ -167,10 +162,8 @@ class Receiver:
     # A room's life
 
     def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> InboundRoom:
-        """Send a Want for this holding and slot to every source. `take` or `forget` releases the slot.
-
-        Raise ForeignAccess while an earlier attempt holds memory.
-        """
+        """Send a Want for this holding and slot to every source. `take` or `forget` releases the slot. Raise
+        ForeignAccess while an earlier attempt holds memory."""
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
         ticket = Ticket(room, self._next_generation(room), holding.request, attempt)
@@ -335,7 +328,6 @@ class Receiver:
     # The seal
 
     def _look(self, receiving: InboundRoom) -> None:
-        """Set SUCCESS once every source's seal fits this rank's memory."""
         for peer in sorted(self.sources.keys() - receiving.verified):
             if not self._is_sealed(peer, receiving):
                 return

@@ -82,8 +82,7 @@ def known_words(seal: Seal) -> npt.NDArray[np.int64]:
 
 
 def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
-    """The whole row, [8] int64, on the device, without waiting. total: the digest, an int64 scalar there; None:
-    zero."""
+    """The whole row, [8] int64, made on the device without waiting. total: the digest, an int64 scalar; None: zero."""
     words = known.clone()
     if total is not None:
         words[_DIGEST_AT] = total

@@ -40,8 +40,6 @@ REPEATS = 3
 
 @dataclass(slots=True, kw_only=True)
 class OutboundRoom:
-    """An attempt that is being sent."""
-
     room: int
     attempt: int
     request: int
@@ -106,8 +104,7 @@ class Sender:
     # A room's life
 
     def open(self, room: int, request: int, tokens: int, *, attempt: int = 0) -> None:
-        """Open the room of a prompt that will be prefilled here. Raise ForeignAccess while an earlier attempt holds
-        memory."""
+        """Open the room of a prompt. Raise ForeignAccess while an earlier attempt holds memory."""
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
         self._rooms[room] = OutboundRoom(room=room, attempt=attempt, request=request, tokens=tokens)
@@ -120,7 +117,6 @@ class Sender:
         return room in self._rooms
 
     def readiness(self, room: int) -> int:
-        """WANTED once every decode rank has sent its Want, REFUSED after a failure, else UNWANTED."""
         if self._rooms[room].reason:
             return REFUSED
         return WANTED if len(self._wants_of(self._rooms[room])) == len(self._peers) else UNWANTED
@@ -201,7 +197,6 @@ class Sender:
                 self._report(sending, sorted(self._peers.keys() - sending.done))
 
     def _report(self, sending: OutboundRoom, peers: Sequence[str]) -> None:
-        """Repeat the Status, in case a rank's answer was lost."""
         sending.repeat_at = self._clock() + self._repeat_after
         for peer in peers:
             want = self._wants_of(sending)[peer]
@@ -379,7 +374,6 @@ class Wants:
         return None
 
     def end(self, room: int, attempt: int, reason: str) -> dict[str, Want]:
-        """End the attempt. Return its Wants."""
         wants = self.of(room, attempt)
         del self._rooms[room][attempt]
         if not self._rooms[room]:

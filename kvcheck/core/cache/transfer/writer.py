@@ -91,7 +91,6 @@ class Writer:
         return part_name(key[1], self._layout.rank, len(self._sources[peer]))
 
     def write_row(self, want: Want, peer: str, slot: int, after: Sequence[Signal]) -> None:
-        """Write the metadata row, if this rank sends it."""
         if self._sources[peer][0] != self._layout.rank:
             return
         if self._aux_over_messages:
@@ -165,7 +164,6 @@ class Writer:
 
 
 def part_name(buffer: str, source_rank: int, sources: int) -> str:
-    """Footprint name of one source rank's part of a buffer."""
     return buffer if sources == 1 else f"{buffer}/{source_rank}"
 
 

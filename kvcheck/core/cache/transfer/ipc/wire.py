@@ -49,11 +49,9 @@ class Fence:
         self._region = SharedRegion(f"fence-{peer}", 1)
 
     def share(self) -> object:
-        """For the peer's `read_fence`."""
         return to_plain(self._region.handle)
 
     def shut(self) -> bool:
-        """True once no copy of the peer is in progress, and none can begin."""
         return _try_lock(self._region.fileno(), fcntl.LOCK_EX)
 
 
@@ -182,7 +180,6 @@ class IpcWire(ProcessWire):
             self._has_announced.notify_all()
 
     def _memory_of(self, peer: str) -> _Mapped:
-        """Map the peer's memory on first use."""
         said = self._announced.get(peer)
         if said is None:
             raise TransferError(f"{self.name} to {peer}: it has announced no memory, or is gone")

@@ -104,7 +104,6 @@ def join(network: object) -> None:
 
 
 def die_with(link: socket.socket) -> None:
-    """End this process when the worker closes the socket."""
     poll = select.poll()
     poll.register(link.fileno(), select.POLLRDHUP)
 
@@ -129,7 +128,6 @@ def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mm
 
 
 def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
-    """Initialize an engine and register all regions; return it with port and extents."""
     set_variables(asked["variables"])
     library = load(str(asked["flag"]))
     if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:

@@ -1,7 +1,6 @@
 """MooncakeEngine: a worker's side of Mooncake's transfer engine: whole regions registered once, checked writes.
 
 Invariants:
-- The library runs in a process of its own.
 - Every wait ends: by the library's own bounds, by the watchdog of the call, or because the process is killed.
 - After a failed call nothing more is sent, and the source stays in use until `fence`. A code of -1 does not mean that
   the library has stopped.
@@ -56,8 +55,6 @@ SESSION = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A peer's engine and its registered regions."""
-
     session: str
     regions: Mapping[str, Extent]
 
@@ -142,8 +139,7 @@ class MooncakeEngine:
         return self.wait(self.submit(peer, batches))
 
     def submit(self, peer: PeerInfo, batches: Sequence[BlockBatch]) -> Submission:
-        """Check and queue a write. Calls run in the order of submission. The source bytes must not change before
-        `wait`."""
+        """Queue a checked write. Calls run in the order of submission. The source must not change before `wait`."""
         with self._lock:
             self._check_usable()
             if os.fstat(self._log).st_size > LOG_BYTES:
@@ -242,7 +238,6 @@ class MooncakeEngine:
         return f"{host}:{answer['port']}", {str(name): (int(at), int(size)) for name, (at, size) in extents.items()}
 
     def _is_open(self, submission: Submission) -> bool:
-        """True while a call of `submission`, or of an earlier one, is not answered."""
         first = self._ahead[0] if self._ahead else self._waiting[0][0] if self._waiting else None
         return first is not None and first <= submission.number
 

@@ -113,7 +113,6 @@ def require_library() -> str:
 
 
 def why_unusable() -> str | None:
-    """Reason why the library cannot be used on this machine, or None."""
     try:
         require_library()
         process = start(ENGINE_PROCESS, LOAD_ONLY, streams=StandardStreams(stderr=subprocess.DEVNULL))

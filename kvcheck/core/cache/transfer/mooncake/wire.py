@@ -83,7 +83,6 @@ class MooncakeWire(ProcessWire):
         return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """Replace the engine of the failed write, if it still runs."""
         with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
             if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
                 self._renew()
@@ -113,7 +112,6 @@ class MooncakeWire(ProcessWire):
         self._announce()
 
     def _start_engine(self) -> MooncakeEngine:
-        """Start an engine at a new address."""
         while True:
             engine = MooncakeEngine(self._shared(), network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:

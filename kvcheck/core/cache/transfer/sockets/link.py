@@ -36,7 +36,6 @@ HELLO_S = 60.0
 STRANGER_S = 10.0
 """Longest handshake of a new connection; peers finish it at once."""
 MOST_GREETINGS = 32
-"""Handshakes at a time. If there are more, the eldest is dropped: a peer takes milliseconds."""
 PROOF_BYTES = 1024
 """Longest frame before the proof of the key."""
 LOOK_S = 0.05
@@ -296,7 +295,6 @@ def _proof(key: str, what: str, nonces: tuple[str, str], text: bytes = b"") -> b
 
 
 def _said(connection: socket.socket, kind: FrameKind, deadline: float) -> bytearray:
-    """The payload of the next frame, which must be of that kind."""
     said, payload = _receive(connection, deadline=deadline, most=PROOF_BYTES if kind is FrameKind.PROOF else MOST_BYTES)
     if said is not kind:
         raise LinkLost(f"expected a frame {kind.name}, got {said.name}")

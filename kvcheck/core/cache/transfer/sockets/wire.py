@@ -178,8 +178,6 @@ class ProcessWire(ABC):
 
 
 class SocketWire(ProcessWire):
-    """Sends bytes on the links, in the order of the messages around them."""
-
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         for write in writes:
             source = memoryview(self.regions[write.source].numpy().data)
