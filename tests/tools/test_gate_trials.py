@@ -71,21 +71,6 @@ def test_limits_of_a_share_are_those_of_clopper_and_pearson() -> None:
     assert (most_share(5, 5), most_share(1000, 1000)) == (1.0, 1.0) and most_share(500, 1000) < 0.53
 
 
-def test_interrupted_trials_end_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    measured(monkeypatch, KeyboardInterrupt())
-    assert main(["2"]) == 130
-    assert "no trial" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "words", [["0"], ["1001"], ["1", "--planted", "-1"], ["1", "--planted", "nan"], ["1", "--seed", "-1"]]
-)
-def test_what_cannot_be_tried_exits_2(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    assert "expected 1 to 1000 trials" in capsys.readouterr().err
-
-
 def _arm(memory: object) -> Arm:
     return Arm(call=lambda: None, check=lambda: None)
 

@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from rigs.literal_record import FAILED
 
-from kvcheck.core.base.record import MutantResult, ScenarioResult, Verdict
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.run.plan import PROCESS_RANKS, Plan
 from kvcheck.core.run.runners import row_of
-from kvcheck.core.run.store import write_run
 from kvcheck.core.stress.rows import settings_tried_by
 from tools.gpu import __main__ as gpu
 from tools.gpu.jobs import JOBS, SANITIZED, TOTAL_S, GpuJob
@@ -43,16 +41,6 @@ def test_all_budgets_fit_and_sanitized_tests_are_there_and_are_marked() -> None:
     assert sorted(Path(path).name for path in gpu.chosen_tests(BY_NAME["memcheck"])) == sorted(SANITIZED)
 
 
-def test_what_a_job_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking(monkeypatch, "triton")
-    lacks = {name: gpu.missing(BY_NAME[name]) for name in ("stress", "litmus", "memcheck")}
-    assert (
-        "triton" in str(lacks["stress"]) and lacks["litmus"] is None and "compute-sanitizer" in str(lacks["memcheck"])
-    )
-    lacking(monkeypatch, sanitizer="there")
-    assert gpu.missing(BY_NAME["memcheck"]) is None
-
-
 def test_files_of_a_job_are_those_with_marks_that_can_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,22 +61,6 @@ def test_files_of_a_job_are_those_with_marks_that_can_be_imported(
     assert gpu.chosen_tests(BY_NAME["bench"]) == []
     lacking(monkeypatch, "hypothesis")
     assert gpu.chosen_tests(BY_NAME["kernels"]) == ["tests/test_a.py"]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_command_lines_are_whole(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking(monkeypatch, sanitizer="sanitizer")
-    lines = {job.name: gpu.command_of(job, device, out=Path("there")) for job in JOBS}
-    assert lines["memcheck"][:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", "99", sys.executable)
-    assert "--junitxml=there/memcheck.xml" in lines["memcheck"]
-    on_it = {"stress", "mutants", "bench", *(("ranks",) if device == "cuda" else ())}
-    assert {name for name, line in lines.items() if "--device" in line} == on_it
-    assert {line[line.index("--device") + 1] for line in lines.values() if "--device" in line} == {device}
-    for job in JOBS:
-        words = lines[job.name]
-        assert not any("{" in word for word in words)
-        if "--max-time" in words:  # it has ended by itself before it is asked to
-            assert float(words[words.index("--max-time") + 1]) <= job.budget_s - gpu.GRACE_S - 4, job.name
 
 
 def test_ranks_share_memory_of_the_device_and_over_threads_that_of_the_host() -> None:
@@ -132,12 +104,10 @@ def test_the_options_of_every_job_exist(tmp_path: Path, monkeypatch: pytest.Monk
         ("stress", 0, "", Verdict.PASS, "None"),
         ("stress", 1, "", Verdict.FAIL, "exit 1"),
         ("stress", 4, "", Verdict.UNKNOWN, "exit 4"),
-        ("stress", 70, "", Verdict.UNKNOWN, "exit 70"),
         ("kernels", 0, XML.format(7, 2), Verdict.PASS, "5 tests passed, 2 "),
         ("kernels", 0, XML.format(7, 7), Verdict.UNKNOWN, "all 7 "),
         ("kernels", 1, XML.format(7, 2), Verdict.FAIL, "exit 1"),
         ("kernels", 5, XML.format(0, 0), Verdict.UNKNOWN, "exit 5"),
-        ("litmus", 0, "", Verdict.UNKNOWN, "no report"),
         ("litmus", 0, "<half", Verdict.UNKNOWN, "no report"),
         ("memcheck", gpu.SANITIZER_FOUND, XML.format(7, 2), Verdict.FAIL, "memcheck"),
         ("memcheck", 0, XML.format(7, 2), Verdict.PASS, "5 tests passed"),
@@ -196,38 +166,15 @@ def test_the_worst_job_decides(codes: tuple[int | None, ...], expected: int, out
     assert run_jobs((PLAIN, replace(PLAIN, name="second")), out, Runner(*codes)) == expected
     value = summary(out)
     assert value["complete"] is True and len(value["jobs"]) == 2 and value["environment"] == FACTS
-    assert f"verdict: {value['verdict']}" in (out / "summary.txt").read_text()
 
 
-def test_an_interruption_keeps_what_was_done(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interruption_keeps_what_was_done(out: Path) -> None:
     jobs = tuple(replace(PLAIN, name=name) for name in ("one", "two", "three"))
     assert run_jobs(jobs, out, Runner(0, "interrupt")) == 130
     value = summary(out)
     assert value["complete"] is False and value["verdict"] == "unknown"
     assert [row["name"] for row in value["jobs"]] == ["one"]
-    assert "not complete" in (out / "summary.txt").read_text()
-    assert "after 1 of 3 jobs" in capsys.readouterr().err
-
-
-def test_mutants_findings_cells_without_a_verdict_and_rates_of_a_record_are_told(out: Path) -> None:
-    row = MutantResult(
-        name="a-mutant",
-        bug="b",
-        killer="x",
-        outcome="not-reproduced",
-        schedules=3,
-        verdict=Verdict.UNKNOWN,
-        message="why",
-    )
-    late = [ScenarioResult(id=f"late/{at}", shape="x", verdict=Verdict.UNKNOWN, reason="its time") for at in range(20)]
-    record = replace(FAILED, mutants=(row,), scenarios=(*FAILED.scenarios, *late), warnings=("rates",))
-    write_run(record, out.parent / "work" / "runs" / "plain" / "one")
-    assert run_jobs((PLAIN,), out, Runner(1)) == 1
-    (job,) = summary(out)["jobs"]
-    assert job["lines"][0] == "a-mutant: not-reproduced, why" and job["lines"][-1] == "rates"
-    assert any(line.startswith(FAILED.findings[0].code) for line in job["lines"])
-    assert 0 < sum(line == f"late/{at}: its time" for line in job["lines"] for at in range(20)) <= gpu.TOLD
-    assert "    rates\n" in (out / "summary.txt").read_text()
+    assert archived(out) == {"gpu/one.log": "of one"}
 
 
 @pytest.mark.parametrize(("needs", "total_s"), [(("no_such_module",), gpu.TOTAL_S), ((), gpu.GRACE_S - 1)])
@@ -256,20 +203,6 @@ def archived(out: Path) -> dict[str, str]:
         return {each.name: stream.extractfile(each).read().decode() for each in stream}  # type: ignore[union-attr]
 
 
-def test_three_files_hold_everything_after_each_job(out: Path) -> None:
-    seen: list[set[str]] = []
-
-    class Looking(Runner):
-        def __call__(self, *given: Any) -> int | None:
-            seen.append(set(archived(out)))
-            return super().__call__(*given)
-
-    assert run_jobs((PLAIN, replace(PLAIN, name="second")), out, Looking(0, 0)) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["gpu.tar.gz", "summary.json", "summary.txt"]
-    assert seen == [set(), {"gpu/plain.log"}]
-    assert archived(out) == {"gpu/plain.log": "of plain", "gpu/second.log": "of second"}
-
-
 def test_a_sanitizer_that_does_not_work_here_judges_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, sanitizer="compute-sanitizer")
     runner = Runner(1)
@@ -278,37 +211,6 @@ def test_a_sanitizer_that_does_not_work_here_judges_nothing(out: Path, monkeypat
     assert probe[:3] == ("compute-sanitizer", "--tool", "initcheck") and probe[-1] == gpu.TOUCH
     assert "initcheck does not work on this machine" in (out / "summary.txt").read_text()
     assert run_jobs((BY_NAME["initcheck"],), out, Runner(0, gpu.SANITIZER_FOUND)) == 1
-
-
-def test_a_device_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("DEVICE", "tpu")
-    assert gpu.main() == 2
-    told = capsys.readouterr().err
-    assert "'tpu'" in told and told.count("\n") == 1
-
-
-@pytest.mark.parametrize("inside", ["", "x"])
-def test_a_folder_that_cannot_be_written_is_named_as_the_user_named_it(
-    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("DEVICE", "threads")
-    monkeypatch.setenv("OUT", str(file / inside))
-    assert gpu.main() == 2
-    told = capsys.readouterr().err
-    assert str(file / inside) in told and "OUT=DIR" in told and "--out" not in told and told.count("\n") == 1
-
-
-@pytest.mark.parametrize(("words", "code"), [(["--help"], "0"), (["--device", "threads"], "2"), (["stress"], "2")])
-def test_help_names_what_the_environment_says_and_an_argument_is_refused(
-    words: list[str], code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu, "run_jobs", None)
-    with pytest.raises(SystemExit, match=code):
-        gpu.main(words)
-    shown = capsys.readouterr().out
-    assert all((name in shown) == (code == "0") for name in ("OUT=DIR", "DEVICE=NAME", "CUDA_HOME", *BY_NAME))
 
 
 @pytest.mark.processes
@@ -347,6 +249,4 @@ def test_without_a_gpu_one_line_says_so(
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     assert gpu.main() == 4
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    assert "needs a CUDA device" in told.err and not (tmp_path / "out").exists()
+    assert "needs a CUDA device" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -84,7 +84,6 @@ class Server:
     def __init__(self, command: Command, log: Path) -> None:
         self.command = command
         self.log = log
-        self.started = time.monotonic()
         self._cpu_s: float | None = None
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as stream:
@@ -108,8 +107,8 @@ class Server:
         """The number of its process group and session."""
         return self._process.pid
 
-    def wait(self, within_s: float) -> float:
-        """Seconds from its start until it answers. Raises UnknownVerdict where it ends, or does not answer in time."""
+    def wait(self, within_s: float) -> None:
+        """Raises UnknownVerdict where it ends, or does not answer in time."""
         until = time.monotonic() + within_s
         while not self.answers():
             if has_ended(self._process, 0.0):
@@ -119,7 +118,6 @@ class Server:
                     f"{self.command.name} did not answer {self.command.health} within {within_s:.0f} s; {self.said()}"
                 )
             time.sleep(LOOK_S)
-        return time.monotonic() - self.started
 
     def answers(self) -> bool:
         connection = http.client.HTTPConnection(LOCAL, self.command.port, timeout=ANSWER_S)
@@ -137,15 +135,15 @@ class Server:
             return self._cpu_s
         return sum(session_ticks(self.group).values()) / os.sysconf("SC_CLK_TCK")
 
-    def stop(self, within_s: float = STOP_S) -> None:
-        """End it: SIGTERM, and SIGKILL for what is left of it after that time. Does nothing the second time."""
+    def stop(self) -> None:
+        """End it: SIGTERM, and SIGKILL for what is left of it after STOP_S. Does nothing the second time."""
         if self._cpu_s is not None:
             return
         self._cpu_s = self.cpu_s()
         try:
             if not has_ended(self._process, 0.0):
                 os.killpg(self.group, signal.SIGTERM)
-                has_ended(self._process, within_s)
+                has_ended(self._process, STOP_S)
         finally:  # also when interrupted
             for pid in session_ticks(self.group):  # a process that left the group is still in the session
                 with contextlib.suppress(ProcessLookupError):

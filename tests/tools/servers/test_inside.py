@@ -132,18 +132,6 @@ def test_a_copy_that_leaves_the_memory_of_both_tiers_or_moves_nothing_raises(led
     assert not hasattr(module, "jit_transfer_hicache_one_layer"), "a CPU is never offered it"
 
 
-def test_host_memory_is_not_pinned_whatever_the_pool_asks_for(ledger: Ledger, tmp_path: Path) -> None:
-    class HostKVCache:
-        def __init__(self, size: int, *, pin_memory: bool) -> None:
-            self.made = (size, pin_memory)
-
-    module = ModuleType("base")
-    module.HostKVCache = HostKVCache  # type: ignore[attr-defined]
-    STAND_INS["unpinned-host-memory"].put_in("unpinned-host-memory", ledger, module)
-    assert module.HostKVCache(3, pin_memory=True).made == (3, False)
-    assert counts(tmp_path) == {"unpinned-host-memory": 1}
-
-
 @pytest.mark.processes(starts=True)
 @pytest.mark.parametrize(
     ("stand_ins", "status", "said"),

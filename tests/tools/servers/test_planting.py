@@ -72,9 +72,3 @@ def test_the_log_has_who_reads_a_damaged_page_until_it_is_written_again(planter:
         {"event": "reads", "layer": 1, "page": 1, "block": 8, "request": "b"},
         {"event": "gone", "layer": 1, "block": 8},
     ]
-
-
-@pytest.mark.parametrize("wrong", [{"kind": "late"}, {"layer": -1}])
-def test_an_order_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="an order has"):
-        Order(**{"kind": "stale", "layer": 0, "page": 0, **wrong})  # type: ignore[arg-type]

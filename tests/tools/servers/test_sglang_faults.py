@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from tools.servers.faults.planting import Order, events
+from tools.servers.faults.planting import LOG, ORDERS, Order, events
 from tools.servers.faults.sglang_faults import Faults
+from tools.servers.sglang_cpu import commands
 
 PAGE = 2
 
 
 class Pool:
-    """SGLang's MHATokenToKVPool, as far as the faults see it."""
+    """SGLang's MHATokenToKVPool."""
 
     page_size = PAGE
     start_layer = 0
@@ -33,7 +34,7 @@ class Pool:
 
 
 class LatentPool:
-    """SGLang's MLATokenToKVPool, as far as the faults see it."""
+    """SGLang's MLATokenToKVPool."""
 
     page_size = PAGE
     start_layer = 0
@@ -44,8 +45,7 @@ class LatentPool:
     def set_kv_buffer(self, layer: Any, slots: torch.Tensor, latents: torch.Tensor, _: torch.Tensor) -> None:
         self.kv_buffer[layer.layer_id][slots] = latents
 
-    def set_mla_kv_buffer(self, layer: Any, slots: torch.Tensor, latents: torch.Tensor, _: torch.Tensor) -> None:
-        self.kv_buffer[layer.layer_id][slots] = latents
+    set_mla_kv_buffer = set_kv_buffer
 
 
 LATENT_WRITES = ("set_kv_buffer", "set_mla_kv_buffer")
@@ -106,11 +106,20 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine(tmp_path)
 
 
+def test_the_prefill_server_of_a_pair_is_the_first_and_alone_has_faults(tmp_path: Path) -> None:
+    made = commands(Path("envs"), Path("m4"), folder=tmp_path, variant="pair", has_faults=True)
+    assert [each.words[each.words.index("--disaggregation-mode") + 1] for each in made] == ["prefill", "decode"]
+    assert [{ORDERS, LOG} & set(each.variables) for each in made] == [{ORDERS, LOG}, set()]
+    (clean,) = commands(Path("envs"), Path("m4"), folder=tmp_path)
+    assert ORDERS not in clean.variables
+
+
 def planted(engine: Engine) -> list[tuple[object, ...]]:
     return [(each["event"], each.get("request"), each.get("positions")) for each in events(engine.faults.log)]
 
 
-def test_without_an_order_every_request_finds_what_it_wrote(engine: Engine) -> None:
+def test_without_an_order_for_the_layer_every_request_finds_what_it_wrote(engine: Engine) -> None:
+    Order(kind="stale", layer=3, page=0).give(engine.faults.orders)
     engine.step(("1", 0, 4, [1, 2]), ("2", 0, 3, [3, 4]))
     engine.step(("1", 4, 5, [1, 2, 5]), ("2", 3, 4, [3, 4]), is_prefill=False)
     assert engine.holds() == [0, 1, 1, 2, 2, 1]
@@ -148,10 +157,3 @@ def test_a_fault_that_changes_nothing_is_none(engine: Engine) -> None:
     engine.step(("2", 0, 4, [1, 2]))
     assert engine.holds()[:3] == [0, 1, 2]
     assert planted(engine) == [("planted", "2", [0, 1])]
-
-
-def test_an_order_for_another_layer_is_not_done(engine: Engine) -> None:
-    Order(kind="stale", layer=3, page=0).give(engine.faults.orders)
-    engine.step(("1", 0, 4, [1, 2]))
-    assert engine.holds() == [0, 1, 1, 0, 0, 0]
-    assert planted(engine) == []

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tools.servers.faults.planting import LOG, ORDERS, Order, events
-from tools.servers.vllm_cpu import FAULTS
+from tools.servers.vllm_cpu import FAULTS, commands
 
 PAGE, WINDOW, SINK = 2, 3, 5.0
 Step = Callable[[Sequence[tuple[str, int, int]]], list[list[float]]]
@@ -131,6 +131,16 @@ def test_what_changes_nothing_and_another_layer_are_not_noted(step: Step, tmp_pa
     Order(kind="window-longer", layer=1).give(tmp_path / "orders")
     assert step([("short", 1, 2)]) == [[2, SINK]], "two positions fit into both windows"
     assert events(tmp_path / "log") == []
+
+
+def test_the_server_loads_the_faults_where_they_are_asked_for(tmp_path: Path) -> None:
+    flag = "--worker-extension-cls"
+    faulty, clean = (
+        commands(Path("envs"), Path("m4"), folder=tmp_path, has_faults=has_faults)[0] for has_faults in (True, False)
+    )
+    module, _, name = faulty.words[faulty.words.index(flag) + 1].partition(".")
+    assert f"class {name}:" in (FAULTS / f"{module}.py").read_text() and {ORDERS, LOG} <= set(faulty.variables)
+    assert flag not in clean.words and ORDERS not in clean.variables
 
 
 def test_an_order_that_comes_again_is_noted_again(step: Step, tmp_path: Path) -> None:
