@@ -60,22 +60,6 @@ def test_the_rows_of_a_rank_are_its_shards_of_the_whole_row(name: str, size: int
             assert part[buffer].shards == keeps, (buffer, rank)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "kv_heads", "ssm_heads", "conv_dim"),
-    [
-        *(("llama-3-70b", size, heads, 0, 0) for size, heads in ((1, 8), (4, 2), (8, 1), (32, 1))),
-        ("qwen3-next-80b", 2, 1, 16, 4096),
-        ("qwen3-next-80b", 8, 1, 4, 1024),
-        ("qwen3-next-tiny", 4, 1, 1, 8),
-        ("deepseek-v3", 8, 0, 0, 0),
-    ],
-)
-def test_the_shape_of_a_rank(name: str, size: int, kv_heads: int, ssm_heads: int, conv_dim: int) -> None:
-    whole = shape(name)
-    expected = replace(whole, num_kv_heads=kv_heads, ssm_heads=ssm_heads, conv_dim=conv_dim)
-    assert [rank_shape(whole, rank, size) for rank in range(size)] == [expected] * size
-
-
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 9, 12])
 def test_heads_that_divide_neither_way_are_refused(size: int) -> None:
     with pytest.raises(LayoutMismatch):

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rigs import ahead_of_time
 from rigs.ahead_of_time import SHARED_BYTES, problems, problems_of, problems_of_hold
 from rigs.interpreted import needs_triton
-from rigs.large_launches import HOLD, HOLD_CONSTANTS, INT64, LARGE
-from rigs.launches import argument_class, argument_of, as_rows, from_rows, launch_of, listed
+from rigs.large_launches import HOLD, HOLD_CONSTANTS, LARGE
+from rigs.launches import argument_of, listed
 
 pytestmark = [pytest.mark.compiled, pytest.mark.processes(starts=True), needs_triton]
 
@@ -87,21 +86,3 @@ def test_a_kernel_that_spills_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     used = {"REG": 255, "STACK": 24, "SHARED": 0, "LOCAL": 16}
     monkeypatch.setattr(ahead_of_time, "resources", lambda cubin, folder: used)
     assert holding(tmp_path, "volatile=True", "volatile=True") == ["spills: 16 bytes of local memory, 24 of stack"]
-
-
-def test_classes_of_arguments_are_those_of_the_compiler() -> None:
-    memory = torch.empty(64, dtype=torch.int64)
-    assert [argument_class(each) for each in (memory, memory[1:], None)] == [INT64, "*int64", "none"]
-    assert [argument_class(each) for each in (1, 0, 16, 17, 1 << 31, (1 << 31) + 1, -(1 << 31))] == [
-        *("1", "i32:16", "i32:16", "i32", "i64:16", "i64", "i32:16"),
-    ]
-    with pytest.raises(TypeError, match="got True"):
-        argument_class(True)
-    for kind in (INT64, "*int64", "*uint8", "none", "1", "i32:16", "i32", "i64:16", "i64"):
-        assert argument_class(argument_of(kind)) == kind
-
-
-def test_a_launch_survives_its_file() -> None:
-    launch = launch_of(test_a_launch_survives_its_file, (1,), {"num_warps": 1, "HAS_CLOCK": False})
-    assert launch[1:] == (("1",), (("HAS_CLOCK", False), ("num_warps", 1)))
-    assert from_rows(as_rows([launch])) == {launch}

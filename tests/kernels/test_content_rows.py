@@ -122,15 +122,6 @@ def test_an_owner_is_decoded_by_undoing_the_mix() -> None:
     assert [unmix64_int(as_unsigned(value)) for value in mixed.tolist()] == values
 
 
-def test_misshapen_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_rows, "BLOCK_BYTES", 0)
-    codes, mask = codes_and_mask((4, 3))
-    with pytest.raises(AssertionError, match=r"rows are \[T, W\]"):
-        differing(torch.zeros(3, 4, dtype=torch.int64), codes, mask)
-    with pytest.raises(AssertionError, match="integer"):
-        differing(torch.zeros(4, 3), codes, mask)
-
-
 def test_a_compiler_is_asked_only_where_it_pays_or_is_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilers, "_is_installed", lambda name: True)
     monkeypatch.delitem(compilers.sys.modules, "numba", raising=False)

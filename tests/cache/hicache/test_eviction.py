@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from rigs.cache import Rig, rig_of
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.events import Evicted, Freed, TierChanged
-from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS, Residency
+from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.node import Node, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer
 
@@ -101,12 +100,6 @@ def test_of_equals_the_one_made_first_goes_first(order: str) -> None:
         cached(rig, text).last_used = 5
     assert rig.residency.device_victim("full") is rig.node("b")
     assert rig.residency.device_victim("full", [rig.node("b")]) is rig.node("a")
-
-
-def test_an_unknown_order_is_refused() -> None:
-    rig = rig_of()
-    with pytest.raises(UsageError, match="mru"):
-        Residency(rig.tree, rig.pool, rig.host, order="mru", emit=None)
 
 
 def test_pages_leave_the_device_from_the_leaves_and_host_pages_below_them_do_not_count() -> None:

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -158,15 +157,6 @@ def test_a_damaged_file_is_refused_and_healed_by_a_put(store: FileStore, payload
         assert store.refused == refused + 1
     store.put(KEYS[0], payload)
     assert store.get(KEYS[0], len(payload)) == payload
-
-
-def test_an_object_renamed_to_another_key_is_refused(store: FileStore) -> None:
-    store.put(KEYS[0], payload_of(0))
-    target = path_of(store.folder, KEYS[1])
-    target.parent.mkdir(parents=True)
-    shutil.move(path_of(store.folder, KEYS[0]), target)
-    assert store.get(KEYS[1], 3000) is None and store.refused == 1
-    assert store.get(KEYS[0], 3000) is None and store.refused == 1
 
 
 def test_only_regular_files_are_read(store: FileStore, tmp_path: Path) -> None:

@@ -167,18 +167,6 @@ def test_direct_copies_take_maximal_runs_of_both_sides_and_single_pages_where_la
         assert moved_blocks(layout, host, device, chunk=64) == [[page] * 6]
 
 
-@pytest.mark.parametrize("layout", HOST_LAYOUTS)
-@pytest.mark.parametrize("method", COPY_METHODS)
-def test_a_large_copy_has_a_part_for_each_64_units_of_each_buffer(layout: str, method: str) -> None:
-    assert host_pool.CHUNK_UNITS == 64
-    with patch.dict(UNITS, {"full": 130}):
-        rig = rig_of("llama-3-tiny", layout, method)
-        every = list(range(130))
-        counts = {n: len(rig.backup("full", every[:n], every[1 : n + 1])) for n in (0, 1, 64, 65, 129)}
-        assert counts == {0: 0, 1: 2, 64: 2, 65: 4, 129: 6}
-        assert len(rig.load("full", 1, every[:129], every[1:130])) == 6
-
-
 @pytest.mark.parametrize("method", COPY_METHODS)
 @pytest.mark.parametrize("layout", HOST_LAYOUTS)
 def test_ids_are_copied_when_the_copy_is_planned(layout: str, method: str) -> None:
@@ -213,13 +201,6 @@ def test_row_ids_are_read_when_the_part_runs_and_only_by_the_kernel_method() -> 
         direct = rig_of("llama-3-tiny", layout, "direct")
         assert direct.backup("full", [0], [1]) and direct.load("full", 0, [0], [1])
         assert direct.backend.indices == []
-
-
-def test_a_footprint_names_the_host_space_and_its_place() -> None:
-    rig = rig_of("qwen3-next-tiny")
-    found = rig.pool.footprint("state", ["ssm"], ids([3, 0]), layers=(1, 3))
-    assert (found.space, found.buffers, found.layers, found.place) == ("host.state", ("ssm",), (1, 3), Place.PINNED)
-    assert (found.rows.tolist(), found.owners, found.spans) == ([3, 0], None, None)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rigs.store_contract import CONTRACT, KEYS, OWNER
 
-from kvcheck.core.base.errors import LengthMismatch, UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.hicache.file_store import FileStore
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import (
@@ -30,16 +30,6 @@ from kvcheck.core.cache.hicache.storage import (
     unpack_object,
 )
 
-TEXT = st.text(min_size=1, max_size=4)
-NAMESPACES = st.builds(
-    Namespace,
-    model=TEXT,
-    dtype=TEXT,
-    layout=TEXT,
-    page_size=st.integers(1, 300),
-    rank=st.integers(0, 3),
-    ranks=st.integers(4, 12),
-)
 BLOBS = st.binary(max_size=6)
 
 
@@ -80,13 +70,6 @@ def key_of(space: str = "s", chain: bytes = b"x", **change: object) -> str:
 def test_fields_that_concatenate_alike_and_every_field_stay_apart(first: str, second: str) -> None:
     assert first != second
     assert KEY_TEXT.fullmatch(first) and KEY_TEXT.fullmatch(second)
-
-
-@given(one=st.tuples(NAMESPACES, TEXT, BLOBS), other=st.tuples(NAMESPACES, TEXT, BLOBS))
-def test_keys_are_equal_for_equal_owners_only(
-    one: tuple[Namespace, str, bytes], other: tuple[Namespace, str, bytes]
-) -> None:
-    assert (one[0].key(*one[1:]) == other[0].key(*other[1:])) == (one == other)
 
 
 def test_keys_and_objects_do_not_drift() -> None:
@@ -178,22 +161,3 @@ def test_the_restorable_prefix_is_the_longest_by_definition(
         if count == 0 or all(restorable(count, has[space], policy[space], windows[space]) for space in has)
     )
     assert complete_prefix(has, policy=policy, window_pages=windows) == expected
-
-
-@pytest.mark.parametrize(
-    ("has", "policy", "windows", "error"),
-    [
-        ({"kv": [True]}, {}, {}, LengthMismatch),
-        ({"kv": [True]}, {"kv": "all", "index": "all"}, {}, LengthMismatch),
-        ({"kv": [True], "index": []}, {"kv": "all", "index": "all"}, {}, LengthMismatch),
-        ({"kv": [True]}, {"kv": "some"}, {}, UsageError),
-        ({"kv": [True]}, {"kv": "trailing"}, {}, UsageError),
-        ({"kv": [True]}, {"kv": "trailing"}, {"kv": 0}, UsageError),
-    ],
-)
-def test_a_prefix_without_its_rules_is_refused(
-    has: dict[str, list[bool]], policy: dict[str, str], windows: dict[str, int], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        complete_prefix(has, policy=policy, window_pages=windows)
-    assert complete_prefix({}, policy={}) == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -83,15 +85,6 @@ def test_a_page_run_owns_its_pages_and_cannot_be_changed() -> None:
     assert run.pages.tolist() == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("first", "pages"),
-    [(-1, ids(1)), (0, np.ones((1, 2), dtype=np.int64)), (0, np.array([1.0])), (0, np.array([True]))],
-)
-def test_a_page_run_of_anything_else_is_refused(first: int, pages: IndexArray) -> None:
-    with pytest.raises(LayoutMismatch):
-        PageRun(first, pages)
-
-
 def plainly_grouped(pairs: list[list[int]]) -> list[list[int]]:
     runs: list[list[int]] = []
     for source, target in pairs:
@@ -156,14 +149,6 @@ def test_replicas_share_the_work_and_neighbours_are_one_slice(shards: int, sourc
         assert [each.source_rank for each in slices] == [*range(targets)], "equal sizes: each rank to its own number"
 
 
-@pytest.mark.parametrize(
-    ("shards", "sources", "targets"), [(8, 3, 1), (8, 1, 3), (2, 3, 2), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
-)
-def test_ranks_that_do_not_divide_are_refused(shards: int, sources: int, targets: int) -> None:
-    with pytest.raises(LayoutMismatch):
-        shard_slices(shards, sources, targets)
-
-
 LAYERS, PER_UNIT, SHARD_BYTES = 2, 2, 8
 TOKENS_OF = ids(4, 5, 2, 1)  # source pages of four logical pages: a run of two, then alone
 TOKENS_AT = ids(2, 3, 4, 1)
@@ -215,13 +200,34 @@ def test_the_right_bytes_arrive_between_every_pair_of_tp_sizes(shards: int, sour
 LAYOUT = RowLayout(layers=2, rows=10, row_bytes=32, rows_per_unit=2, shards=2)  # units 1 to 4
 
 
-@pytest.mark.parametrize("changed", [{"layers": 3}, {"rows_per_unit": 1}, {"row_bytes": 64}, {"shards": 1}])
-def test_layouts_that_differ_are_refused(changed: dict[str, int]) -> None:
+ONE = np.array([[1, 1, 1]])
+REFUSED = [
+    partial(PageRun, -1, ids(1)),
+    *(partial(PageRun, 0, pages) for pages in (np.ones((1, 2), dtype=np.int64), np.array([1.0]), np.array([True]))),
+    *(partial(shard_slices, *each) for each in ((8, 3, 1), (8, 1, 3), (2, 3, 2), (0, 1, 1), (1, 0, 1), (1, 1, 0))),
+    *(partial(replace, LAYOUT, **{name: 0}) for name in ("layers", "rows", "row_bytes", "rows_per_unit", "shards")),
+    *(partial(replace, LAYOUT, **change) for change in ({"rows": 9}, {"shards": 3})),
+    *(
+        partial(byte_blocks, LAYOUT, replace(LAYOUT, **change), ONE, WHOLE)
+        for change in ({"layers": 3}, {"rows_per_unit": 1}, {"row_bytes": 64}, {"shards": 1})
+    ),
+    *(
+        partial(byte_blocks, LAYOUT, LAYOUT, ONE, replace(WHOLE, source_first=source, target_first=target, count=count))
+        for source, target, count in ((2, 0, 1), (-1, 0, 1), (0, -1, 1), (0, 1, 2), (0, 0, 0))
+    ),
+]
+
+
+@pytest.mark.parametrize("call", REFUSED, ids=str)
+def test_what_does_not_fit_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(LayoutMismatch):
-        byte_blocks(LAYOUT, replace(LAYOUT, **changed), np.array([[1, 1, 1]]), WHOLE)
-    assert byte_blocks(LAYOUT, LAYOUT, np.empty((0, 3), dtype=np.int64), WHOLE).shape == (0, 3), "no runs, no blocks"
+        call()
+
+
+def test_no_runs_are_no_blocks_and_pools_may_have_other_sizes() -> None:
+    assert byte_blocks(LAYOUT, LAYOUT, np.empty((0, 3), dtype=np.int64), WHOLE).shape == (0, 3)
     more = replace(LAYOUT, rows=40)
-    assert len(byte_blocks(LAYOUT, more, np.array([[1, 19, 1]]), replace(WHOLE, count=2))) == 2, "rows may differ"
+    assert len(byte_blocks(LAYOUT, more, np.array([[1, 19, 1]]), replace(WHOLE, count=2))) == 2
 
 
 BIG = (1 << 63) - 1
@@ -236,22 +242,3 @@ def test_an_id_outside_the_pool_is_refused_at_either_end(end: str, run: tuple[in
     who = end if 0 < count < 1 << 39 else "source"  # a count outside both is reported once, for the source
     with pytest.raises(LayoutMismatch, match=f"{who} has the units 1 to "):
         byte_blocks(layouts["source"], layouts["target"], runs, WHOLE)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"source_first": 2}, {"source_first": -1}, {"target_first": -1}, {"target_first": 1, "count": 2}, {"count": 0}],
-)
-def test_a_piece_outside_a_row_is_refused(changed: dict[str, int]) -> None:
-    with pytest.raises(LayoutMismatch, match="got a piece of "):
-        byte_blocks(LAYOUT, LAYOUT, np.array([[1, 1, 1]]), replace(WHOLE, **changed))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"rows": 9}, {"shards": 3}, *({name: 0} for name in ("layers", "rows", "row_bytes", "rows_per_unit", "shards"))],
-)
-def test_a_layout_of_broken_rows_is_refused(changed: dict[str, int]) -> None:
-    with pytest.raises(LayoutMismatch, match=r"RowLayout\("):
-        replace(LAYOUT, **changed)
-    assert RowLayout(layers=1, rows=1, row_bytes=1, rows_per_unit=1, shards=1).units == 0

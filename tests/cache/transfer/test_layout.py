@@ -12,8 +12,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape, rank_shape
-from kvcheck.core.cache.transfer.blocks import shard_slices
-from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, end_layout, routes
+from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, end_layout
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
@@ -123,21 +122,3 @@ def test_legs_follow_from_what_a_row_is() -> None:
     assert set(legs["glm-5.1-tiny"].values()) == {"kv", "state"}
     beside = {leg for found in legs.values() for (space, _), leg in found.items() if space in ("window", "state")}
     assert beside == {"state"}
-
-
-@pytest.mark.parametrize("name", TINY_SHAPES)
-@pytest.mark.parametrize("sources", RANKS)
-@pytest.mark.parametrize("targets", RANKS)
-def test_routes_have_every_slice_of_every_buffer_by_its_pair_of_ranks(name: str, sources: int, targets: int) -> None:
-    layout = layout_of(shape(name), rank=0, ranks=targets)
-    found = [
-        (pair, key, piece)
-        for pair, slices in routes(layout, sources=sources, targets=targets).items()
-        for key, piece in slices.items()
-    ]
-    expected = [
-        ((piece.source_rank, piece.target_rank), (buffer.space, buffer.name), piece)
-        for buffer in layout.buffers
-        for piece in shard_slices(buffer.total_shards, sources, targets)
-    ]
-    assert sorted(found, key=repr) == sorted(expected, key=repr)
