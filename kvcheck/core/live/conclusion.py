@@ -2,7 +2,6 @@
 
 Invariants:
 - A pass has judged tokens, no finding, no unjudged request, and the scenario's evidence.
-- Evidence that --require names and no round shows is UNKNOWN, with the setting to change.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ BY_COUNT = ("hit", "hit-token", "lost-prefix", "host-hit", "storage-hit")
 
 
 class RoundPlan(CellPlan, Protocol):
-    """The requests of one round, and their line."""
-
     def at(self, round_: int) -> Self: ...
 
     def line(self) -> str:
@@ -52,7 +49,6 @@ class RoundCell(Cell[P], Generic[P]):
 
     @property
     def ran(self) -> int:
-        """Rounds so far."""
         return self.evidence.schedules
 
     @property

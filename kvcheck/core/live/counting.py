@@ -117,7 +117,6 @@ def shows_metrics(names: Sequence[str], after: Counters) -> bool:
 
 
 def overtakes(exchanges: Sequence[Exchange]) -> int:
-    """Count requests that ended before one of lower priority that had begun earlier."""
     done = [each for each in exchanges if each.answer.end is End.DONE]
     return sum(
         any(

@@ -53,8 +53,7 @@ class AnswerTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterCheck:
-    """Answers compared with counters. elsewhere: why some are not the engine's. contradicted: why cached counts are
-    false."""
+    """elsewhere: why some answers are not the engine's. contradicted: why cached counts are false."""
 
     elsewhere: str | None = None
     contradicted: str | None = None

@@ -29,8 +29,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest:
-    """An abort of a request. after: answered tokens to wait for. by_call: by the engine's call, not by closing the
-    connection."""
+    """after: answered tokens to wait for. by_call: by the engine's call, not by closing the connection."""
 
     after: int
     by_call: bool = False
@@ -104,12 +103,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A server's report about itself.
-
-    longest: tokens of a request and its answer. pool: tokens of its device tier. page: tokens of a page. mode:
+    """longest: tokens of a request and its answer. pool: tokens of its device tier. page: tokens of a page. mode:
     "prefill" or "decode" for one half of a pair. bootstrap: (host, port) of a prefill server's rooms. facts: further
-    fields for the record.
-    """
+    fields for the record."""
 
     engine: str
     version: str | None = None

@@ -140,7 +140,6 @@ class Http:
         return Events(self, exchange, name, is_whole=known == _WHOLE)
 
     def shown(self, text: str) -> str:
-        """A server's text as one line without the key."""
         if self._key is not None:
             for written in {self._key, json.dumps(self._key)[1:-1]}:
                 text = text.replace(written, "<key>")

@@ -23,12 +23,9 @@ USUAL_IDS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
-    """One round against one server.
-
-    decode: address of a pair's decode server. known_answers: folder of the model. names: selects the tokens; another
+    """decode: address of a pair's decode server. known_answers: folder of the model. names: selects the tokens; another
     number gives the same situation in other tokens. longest: tokens of a request and its answer. pool: tokens of the
-    device tier. admin: whether retractions on demand are allowed.
-    """
+    device tier. admin: whether retractions on demand are allowed."""
 
     scenario: str
     target: str
@@ -81,10 +78,7 @@ def check_sizes(*, requests: int, concurrency: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPlan:
-    """One round against one server.
-
-    situation: a name of LIVE_SCENARIOS. vocabulary: token ids below it are sent. Other fields are those of LivePlan.
-    """
+    """situation: a name of LIVE_SCENARIOS. vocabulary: token ids below it are sent. Others are those of LivePlan."""
 
     situation: str
     target: str

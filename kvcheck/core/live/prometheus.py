@@ -1,7 +1,6 @@
 """Counters of a server from its Prometheus metrics.
 
 Invariants:
-- Values that are not finite, buckets of histograms and creation times are left out.
 - A malformed line is skipped: a hidden counter is no evidence.
 """
 

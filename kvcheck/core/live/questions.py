@@ -38,10 +38,7 @@ class Subject:
 
 
 class QuestionSource(Protocol):
-    """A source of requests, with answers that are known (`Questions`) or not (`core.live.own.prompts`).
-
-    longest: tokens of a request and its answer together.
-    """
+    """A source of requests, with answers that are known (`Questions`) or not (`core.live.own.prompts`)."""
 
     longest: int
 

@@ -1,7 +1,6 @@
 """LiveRunner: sends rounds to one server with a known-answer model, and judges the answers.
 
 Invariants:
-- A server without one right first token to a cold walk is a UsageError; nothing is judged before.
 - A round with unjudged requests and no finding has reasons and is no pass.
 """
 
@@ -48,12 +47,9 @@ _UNAIMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """One judged round.
-
-    sources, moved: as in Observed. reasons: why it is no pass, without a finding. notes: assumptions and troubles.
+    """sources, moved: as in Observed. reasons: why it is no pass, without a finding. notes: assumptions and troubles.
     is_over: the server no longer answers. elsewhere: why some answers are not the engine's. refuted: why cached counts
-    are no evidence. facts: further fields for the record, of all rounds so far.
-    """
+    are no evidence. facts: further fields for the record, of all rounds so far."""
 
     evidence: Evidence
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +117,6 @@ class LiveRunner:
         return self._cold_questions.walk(self._draws, COLD_PLACES)
 
     def _is_right_cold(self, draw: Callable[[], Subject], tries: int = COLD_TRIES) -> bool:
-        """Send cold requests until one has a right first token."""
         for _ in range(tries):
             question = self._cold_questions.put(self._draws, draw(), COLD_TOKENS)
             sending = Sending(question=question, rid=new_rid())
@@ -142,10 +137,7 @@ class LiveRunner:
         until: float | None = None,
         told: Callable[[int], None] = lambda answered: None,
     ) -> RoundResult:
-        """Send one round and judge it. After KeyboardInterrupt, `taken` judges the answers so far.
-
-        is_last: last round of its scenario, so late counters are waited for.
-        """
+        """After KeyboardInterrupt, `taken` judges the answers so far. is_last: late counters are waited for."""
         self._began, self._before, self._sender = time.monotonic(), None, None
         scenario = LIVE_SCENARIOS.load(plan.scenario)
         sizes = Sizes(

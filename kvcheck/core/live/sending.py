@@ -1,7 +1,6 @@
 """Sends a round to a server: waves of requests from threads, aborts, and retractions on demand.
 
 Invariants:
-- An interrupt ends the round at once and keeps the answers so far.
 - Requests are handed out in the round's order; their order of arrival is up to the machine.
 """
 
@@ -46,11 +45,8 @@ class Delivery:
 
 
 class RequestSender:
-    """Sends rounds to one server.
-
-    gap_s: between retractions on demand; less than an answer takes, so that several hit it. until: time.monotonic()
-    after which no request begins.
-    """
+    """gap_s: between retractions on demand; less than an answer takes, so that several hit it. until: time.monotonic()
+    after which no request begins."""
 
     def __init__(
         self,
@@ -68,8 +64,7 @@ class RequestSender:
         self.interrupted = Delivery()
 
     def send(self, round_: Round, told: Callable[[int], None] = lambda answered: None) -> Delivery:
-        """Send all waves. told: called with the number of answers so far. After KeyboardInterrupt, `interrupted` holds
-        the answers."""
+        """told: called with the number of answers so far. After KeyboardInterrupt, `interrupted` holds the answers."""
         sent = Delivery()
         self.interrupted = sent
         for wave in round_.waves:

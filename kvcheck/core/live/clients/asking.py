@@ -1,7 +1,6 @@
 """Sends one request, whole or as a stream that is timed or aborted, for every engine.
 
 Invariants:
-- Any behaviour of a server becomes an answer, which keeps the tokens that had arrived.
 - Prompt log-probabilities are never requested: engines read no prefix cache for such a request.
 """
 
@@ -28,8 +27,7 @@ _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """One engine's call for a completion. streamed: the body for a stream. take: adds an answer or event to the reply;
-    raises Unreadable. abort: aborts this request."""
+    """streamed: the body for a stream. take: adds an answer or event to the reply; raises Unreadable."""
 
     server: Http
     path: str
@@ -130,10 +128,7 @@ def _aborted_by_closing(call: CompletionCall, after: int, reply: PartialAnswer) 
 
 
 def _aborted_by_call(call: CompletionCall, after: int, reply: PartialAnswer) -> tuple[End, str | None, int | None]:
-    """Return (end, reason, tokens long after the acknowledgement).
-
-    Tokens soon after the acknowledgement may have been made before, so they do not count.
-    """
+    """The last value: tokens that arrived more than GRACE_S after the acknowledgement."""
     acknowledged, failed = list[float](), list[str]()
 
     def send() -> None:
@@ -209,10 +204,7 @@ def read_metrics(server: Http) -> str | None:
 
 
 def read_counters(reach: Reach, names: Iterable[str] = ()) -> Counters | None:
-    """Sum the counters of all metrics addresses, or of the server. Raises Trouble.
-
-    names: counters in use; those with a label are summed as well.
-    """
+    """Sum over all metrics addresses, or the server. Raises Trouble. names: those with a label are summed as well."""
     labelled = [name for name in names if "{" in name]
     total: dict[str, float] = {}
     texts = []

@@ -1,8 +1,4 @@
-"""Connects to a server, or to the two servers of a pair, by the user's options.
-
-Invariants:
-- Another machine is contacted only if allowed.
-"""
+"""Connects to a server, or to the two servers of a pair, by the user's options."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ def is_address(target: str) -> bool:
 
 
 def address_of(word: str) -> str | None:
-    """The address that a word is meant as, also where http:// is missing; None for any other word."""
     if is_address(word):
         return word
     return f"http://{word}" if _HOST_AND_PORT.fullmatch(word) else None
@@ -41,8 +36,8 @@ def check_address(name: str, word: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The user's options for a server. decode: of a pair whose prefill server is `target`. metrics: addresses of
-    counters. key: sent to all addresses, never shown. timeout_s: silence after which a call fails."""
+    """decode: of a pair whose prefill server is `target`. metrics: addresses of counters. key: sent to all addresses,
+    never shown. timeout_s: silence after which a call fails."""
 
     target: str
     decode: str | None

@@ -1,8 +1,4 @@
-"""Parses a server's JSON, field by field, and collects it in a reply.
-
-Invariants:
-- A field of a wrong type or an impossible number is `Unreadable`; an absent or null field is None.
-"""
+"""Parses a server's JSON, field by field, and collects it in a reply."""
 
 from __future__ import annotations
 
@@ -74,7 +70,6 @@ def logprob(value: object, name: str) -> float | None:
 
 
 def facts(info: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
-    """Select the named fields that a record can hold, with texts as one line."""
     found: dict[str, object] = {}
     for name in names:
         value = info.get(name)
@@ -132,7 +127,6 @@ class PartialAnswer:
         self.top += [None] * len(tokens) if top is None else top
 
     def note_time(self, before: int, now_s: float) -> None:
-        """Record the time of an event with tokens. Events of one time count as one."""
         if len(self.tokens) == before:
             return
         if self.first_s is None:

@@ -4,7 +4,6 @@ Invariants:
 - `ignore_eos` is not sent: SGLang reserves all tokens of such a request at once and never retracts it for lack of room.
   No right answer contains the end token.
 - SGLang acknowledges `/abort_request` before it aborts: tokens in progress may arrive after that.
-- A pause for retraction is always followed by a call to continue.
 """
 
 from __future__ import annotations
@@ -169,10 +168,7 @@ class SglangClient:
 
 
 def take(event: Mapping[str, object], reply: PartialAnswer) -> None:
-    """Add an answer of /generate, or an event of its stream. Raises Unreadable.
-
-    Events hold all tokens so far or only new ones; completion_tokens distinguishes the two.
-    """
+    """Events hold all tokens so far or only new ones; completion_tokens distinguishes the two. Raises Unreadable."""
     meta = table(event.get("meta_info"), "meta_info")
     tokens = counts(event.get("output_ids"), "output_ids")
     written = meta.get("output_token_logprobs")

@@ -1,7 +1,6 @@
 """A prefill and a decode server of SGLang, without a router.
 
 Invariants:
-- Both servers get the same request, with a bootstrap_room of its own.
 - Cached counts are the prefill server's, which computes the prompt; the rest of the answer is the decode server's.
 """
 

@@ -27,10 +27,8 @@ MOST_SHIFT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongKind:
-    """The kind of a wrong token. shift: tokens that the answer is ahead. others: requests it belongs to.
-
-    is_whole: no page is at fault: all of the answer is theirs, or was read from their context (is_context).
-    """
+    """shift: tokens that the answer is ahead. others: requests it belongs to. is_whole: no page is at fault: all of the
+    answer is theirs, or was read from their context (is_context)."""
 
     code: str
     shift: int | None = None
@@ -56,11 +54,7 @@ def kind_of_wrong(
     of_round: Iterable[Question],
     sent: SentPrompts,
 ) -> WrongKind:
-    """Return the first kind that fits: another request's answer, a shifted one, another request's context or token, or
-    a wrong token.
-
-    sent: before the round.
-    """
+    """Return the first kind that fits. sent: before the round."""
     alphabet = setting.alphabet
     question, tokens = exchange.sending.question, exchange.answer.tokens
     count = min(len(tokens), len(question.expected))

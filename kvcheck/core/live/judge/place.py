@@ -78,8 +78,7 @@ class Hint:
 
 @dataclass(slots=True)
 class Suspicion:
-    """All evidence against one page of one layer. by_itself: False if only a later layer was lost, which its values may
-    have misled."""
+    """by_itself: False if only a later layer was lost, which its values may have misled."""
 
     weight: float = 0.0
     by_itself: bool = False
@@ -95,11 +94,8 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """(layer, page) -> suspicion, of one request.
-
-    faults: places of single faults that explain the answer. read: by wrong steps. was_right: a step that read the cache
-    is right.
-    """
+    """faults: places of single faults that explain the answer. read: by wrong steps. was_right: a step that read the
+    cache is right."""
 
     question: Question
     by_page: dict[tuple[int, int], Suspicion]

@@ -81,11 +81,8 @@ def shared(one: bytes, two: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One token of an answer.
-
-    positions: read in each layer. path: the node that each layer looks for, and last the found one; empty in a position
-    test.
-    """
+    """positions: read in each layer. path: the node that each layer looks for, and last the found one; empty in a
+    position test."""
 
     index: int
     positions: tuple[int | None, ...]

@@ -18,13 +18,10 @@ ASSUMED_PAGE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSetting:
-    """Facts about the server while a round ran.
-
-    page: None: ASSUMED_PAGE. retracts: retractions may have happened. began_empty: its cache held none of these prompts
-    when the run began. transfers: it reports tokens that another server computed as cached, as the decode half of a
-    pair does. own_chunk: prefill chunk of an engine that reports a request's own chunks as cached. elsewhere: why
-    answers may not be the engine's, so that no page is named.
-    """
+    """page: None: ASSUMED_PAGE. retracts: retractions may have happened. began_empty: its cache held none of these
+    prompts when the run began. transfers: it reports tokens that another server computed as cached, as the decode half
+    of a pair does. own_chunk: prefill chunk of an engine that reports a request's own chunks as cached. elsewhere: why
+    answers may not be the engine's, so that no page is named."""
 
     alphabet: Alphabet
     page: int | None = None
@@ -42,8 +39,7 @@ class ServerSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagePlace:
-    """A page of one layer that a wrong answer points to. head: None unless one is meant. first, last: positions.
-    weight: only the order counts."""
+    """head: None unless one is meant. first, last: positions. weight: only the order counts."""
 
     layer: int
     head: int | None
@@ -71,13 +67,10 @@ class PagePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """One violation.
-
-    step: None if no token is wrong. reads: position that this step read, by layer. places: most likely first. layer,
+    """step: None if no token is wrong. reads: position that this step read, by layer. places: most likely first. layer,
     page: common to all faults that explain the answer; unnamed: why there is neither. others: requests that the token
     or answer belongs to. picture: for a report: test, page (tokens), page_assumed, prompt (tokens), right and wrong
-    (positions by layer of the last right step and of this one), suspects.
-    """
+    (positions by layer of the last right step and of this one), suspects."""
 
     code: str
     request: int
@@ -133,7 +126,6 @@ class Counts:
 
     @property
     def refuted(self) -> str | None:
-        """Why no hit of these answers is evidence."""
         if not self.sure_hits and self.hits * 2 <= self.cold:
             return None
         return (

@@ -89,8 +89,7 @@ class Cold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The computation of a treated request. cached: tokens that it hit. turns: spans of earlier answers, which were
-    decoded. resumed: it was retracted."""
+    """cached: tokens that it hit. turns: spans of earlier answers, which were decoded. resumed: it was retracted."""
 
     cached: int
     turns: tuple[Span, ...] = ()
@@ -98,10 +97,7 @@ class Shape:
 
 
 class Matched:
-    """Sends each request with the shapes of the treated one and pages of its own.
-
-    shapes: one for each sending of a request. references: cold answers.
-    """
+    """shapes: one for each sending of a request. references: cold answers."""
 
     def __init__(
         self, client: Recipient, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]
@@ -110,7 +106,6 @@ class Matched:
         self._left = {number: deque(each) for number, each in shapes.items()}
 
     def ask(self, sending: Sending) -> Answer:
-        """Compute the hit first; of a retracted request, add a part of its reference answer to the prompt."""
         question = sending.question
         shape = self._left[question.number].popleft()
         if shape.resumed and (part := self._part(question)):
@@ -143,10 +138,7 @@ class Matched:
 
 
 class Treated:
-    """Sends the scenario. An answer far from its reference is repeated at once, while its pages are there.
-
-    noise: deviations of controls so far.
-    """
+    """An answer far from its reference is repeated at once, while its pages are there. noise: of controls so far."""
 
     def __init__(
         self,
@@ -183,7 +175,6 @@ class Treated:
             return True
 
     def _again(self, question: Question, found: LogprobDeviation) -> Repeats:
-        """Alternate warm and fresh copies, up to the step with the largest deviation."""
         reference, steps = self._references[question.number], found.step + 1
         short = dataclasses.replace(question, expected=question.expected[:steps])
         warm: list[float] = []

@@ -66,11 +66,8 @@ def ids_of(vocabulary: int) -> Ids:
 
 
 class OwnQuestions:
-    """A `QuestionSource` of drawn prompts.
-
-    answers: to requests that the next turn of a conversation repeats, by number. Missing ones are in `wanted`
-    afterwards; the drawn round then only serves to get them.
-    """
+    """answers: to requests that the next turn of a conversation repeats, by number. Missing ones are in `wanted`
+    afterwards; the drawn round then only serves to get them."""
 
     def __init__(
         self,
@@ -125,7 +122,6 @@ class OwnQuestions:
         return self._question(ids, tokens, block, subject.values)
 
     def again(self, rng: Rng, before: Question, tokens: int) -> Question:
-        """The next turn: the request, its cold answer, and a marker of the request."""
         answer = self._answers.get(before.number)
         if answer is None:
             self.wanted[before.number] = before
@@ -148,7 +144,6 @@ class OwnQuestions:
         return (values[:FILLING], *(values[start : start + BLOCK - FRAME] for start in starts))
 
     def turns(self, number: int) -> tuple[Span, ...]:
-        """Spans of earlier answers in a request."""
         return self._turns.get(number, ())
 
     def code_asked(self, question: Question) -> tuple[int, ...]:
@@ -228,7 +223,6 @@ class Needles:
 
 
 def recites(code: tuple[int, ...], tokens: tuple[int, ...], length: int) -> bool:
-    """Whether an answer begins with the requested code, or with a needle's length of it."""
     most = min(len(code), length)
     return tokens[:most] == code[:most]
 

@@ -3,7 +3,6 @@
     DIR/reference.json    requests, tokens, log-probabilities, the build's own noise, the server's facts
 
 Invariants:
-- The file holds its own digest: a changed file is refused.
 - Servers of another model, dtype, parallelism or attention backend are refused: their answers rightly differ.
 """
 

@@ -1,7 +1,6 @@
 """OwnRunner: sends rounds to one server with the user's own model, and judges the answers.
 
 Invariants:
-- A server without tokens and log-probabilities for a cold request is a UsageError; nothing is judged before.
 - A round with requests that were not compared and no finding has reasons and is no pass.
 - References and controls are sent before the scenario; counters are read around the scenario alone.
 """

@@ -44,8 +44,7 @@ GIVE_UP = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobDeviation:
-    """A distance from the reference. largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step
-    with another token."""
+    """largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step with another token."""
 
     largest: float
     step: int
@@ -120,19 +119,15 @@ class Level:
 
     @property
     def many(self) -> float:
-        """Of the first test, for one round."""
         return ALPHA / 2 / max(1, self.rounds)
 
     @property
     def again(self) -> float:
-        """Of the second, for one suspect."""
         return ALPHA / 2 / (max(1, self.rounds) * MOST_SUSPECTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Deviations of a suspect and of its fresh copies, repeated alternately."""
-
     warm: tuple[float, ...]
     fresh: tuple[float, ...]
 

@@ -169,10 +169,7 @@ def warm_references(arms: Iterable[ArmResult]) -> str | None:
 def noise_notes(
     cell: str, treated: Sequence[float], cold: Sequence[float], fresh: Sequence[float], *, more: int
 ) -> list[str]:
-    """The basis of a pass, and the deviations that it could not detect.
-
-    cold: controls without reuse; fresh: those that hit pages computed just before. more: further control arms allowed.
-    """
+    """cold: controls without reuse; fresh: those that hit pages computed just before. more: further arms allowed."""
     least = least_found(len(treated), (*cold, *fresh), more=more)
     controls = f"{counted(len(cold) + len(fresh), 'control')} {_far(max((*cold, *fresh), default=0.0))}"
     notes = [
@@ -189,7 +186,6 @@ def noise_notes(
 
 
 def group_note(cell: str, groups: int, level: Level) -> list[str]:
-    """Note that too few groups had pages of their own to detect many small deviations."""
     if can_tell_many(groups, level):
         return []
     if not groups:

@@ -126,12 +126,10 @@ class ServeBench:
                 raise UsageError(f"--{name}: {error}") from error
 
     def warm_up(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
-        """Run one pass of each arm, judged and not timed; return whether rounds can follow."""
         return all(self._pass(name, until, told) is not None for name in self.arms) and not self.is_over
 
     def add_round(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
-        """Run one round; return whether it was complete. After KeyboardInterrupt, `interrupted` judges the current
-        pass."""
+        """Return whether it was complete. After KeyboardInterrupt, `interrupted` judges the current pass."""
         self._number += 1
         passes: dict[str, list[PassResult]] = {name: [] for name in self.rounds.names}
         seed = self.arms[self.rounds.compared.arm].load.seed
@@ -152,7 +150,6 @@ class ServeBench:
             self._keep(self._running, self.arms[self._running].side.taken())
 
     def end(self) -> None:
-        """Add the servers' own counters of the whole run, and notes that make its prices doubtful."""
         for side in self.sides:
             counts, sources = side.moved()
             users = [tally for tally in self.tallies.values() if tally.arm.side is side]
@@ -182,7 +179,6 @@ class ServeBench:
         return self._no_reuse() if self._is_reuse and self.rounds.times else None
 
     def take_findings(self) -> list[Finding]:
-        """Findings since the last call."""
         new, self._kept = self.findings[self._kept :], len(self.findings)
         return new
 

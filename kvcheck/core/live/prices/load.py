@@ -4,8 +4,6 @@
     fresh        the same waves, lengths and answers; no two requests share a beginning
     returning    as shared; between the two, requests that need more than the device's pool
 
-One request in eight is a position test.
-
 Invariants:
 - Equal loads and rounds draw the same lengths, in the same order, for every kind and for all names.
 - Other names give the same situation in other tokens, so no pass hits another one's cached pages.
@@ -36,8 +34,7 @@ MOST_FLOOD = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """Sizes of one pass. prompt, answer: tokens of a timed request. pool: tokens that the device tier of the larger
-    server holds; `returning` needs it."""
+    """prompt, answer: tokens of a timed request. pool: tokens of the larger server's device tier, for `returning`."""
 
     kind: str
     requests: int

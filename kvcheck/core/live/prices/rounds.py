@@ -2,10 +2,6 @@
 
 A round runs the baseline, the baseline again as the control, and the arm, in a drawn order and then backwards, so a
 server that slows down costs each of them as much. An arm's result in a round combines both passes.
-
-Invariants:
-- Only complete rounds count.
-- Rows of a run with a wrong token keep their ratios and are marked as no measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from kvcheck.core.live.exchange import Answer, End, Exchange
 
 US = 1e6
 CONTROL = "control"
-"""The baseline again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +137,6 @@ class TimedRounds:
         self.times.append(made)
 
     def is_precise(self, precision: float) -> bool:
-        """Whether the half width of every ratio is at most `precision`."""
         widths = [half_width(row.ratio) for row in self.rows()]
         return bool(widths) and all(width is not None and width <= precision for width in widths)
 

@@ -2,8 +2,6 @@
 
 Invariants:
 - Every answer of a pass is judged, never during a timed wave.
-- A pass that was cut short, or has an incomplete answer, has no times.
-- Without admin rights nothing is flushed; with them each pass begins with an empty prefix cache.
 """
 
 from __future__ import annotations

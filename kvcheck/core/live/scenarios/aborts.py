@@ -18,7 +18,6 @@ LEAST_ANSWER = 96
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
-    """One wave; half of its requests are aborted, alternately by call and by closed connection."""
     lengths = pressing(sizes)
     orders = []
     for number in range(sizes.requests):

@@ -1,8 +1,4 @@
-"""hicache: prefixes are evicted from the device by other requests, and requested again.
-
-Invariants:
-- Between the first and the second request of a prefix, others need more than the device's pool.
-"""
+"""hicache: prefixes are evicted from the device by other requests, and requested again."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ MOST_FLOOD = 400
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
-    """New prompts, a flood of others, then prompts that begin as the first did."""
     most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
     kept = [subject(questions, rng, most // 2 + rng.below(most // 2)) for _ in range(max(2, sizes.requests // 4))]
     first = [questions.put(rng, each, 8) for each in kept]

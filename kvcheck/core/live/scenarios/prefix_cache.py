@@ -15,8 +15,6 @@ LONGEST_PROMPT = 400
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
-    """A first wave of new prompts; a second that shares their first parts; a third of next turns, and of one repeated
-    request."""
     bases = [_base(questions, rng, sizes, number) for number in range(max(2, sizes.requests // 6))]
     starts = [rng.below(len(subject.values) // 2) for subject in bases]
     first = [

@@ -25,8 +25,7 @@ class Lengths:
 
 
 def pressing(sizes: Sizes) -> Lengths:
-    """Lengths at which `sizes.concurrency` requests need more than the pool: half prompt, half answer, since decode
-    runs out of memory."""
+    """Half prompt, half answer, since decode runs out of memory."""
     wanted = USUAL if sizes.pool is None else sizes.pool * OVER_PERCENT // 100 // sizes.concurrency
     # A drawn request is up to five quarters as long.
     total = min(max(wanted, USUAL), MOST, sizes.longest * 4 // 5)

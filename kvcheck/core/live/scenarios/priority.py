@@ -1,8 +1,4 @@
-"""priority: requests of high priority arrive while many of low priority run, in less memory than all need.
-
-Invariants:
-- Requests of low priority are handed out first, and are longer.
-"""
+"""priority: requests of high priority arrive while many of low priority run, in less memory than all need."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from kvcheck.core.live.questions import QuestionSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One request of a round. priority: larger is served first. retries: it is sent again after its abort, and answered
-    to the end."""
+    """retries: it is sent again after its abort, and answered to the end."""
 
     question: Question
     priority: int | None = None
@@ -52,8 +51,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of a round. requests: approximate. longest: tokens of a request and its answer. pool: of the device
-    tier."""
+    """requests: approximate. longest: tokens of a request and its answer. pool: of the device tier."""
 
     requests: int
     concurrency: int
@@ -63,12 +61,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerScenario:
-    """One situation.
-
-    needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one suffices beside them.
+    """needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one suffices beside them.
     why_not: why this server cannot get into the situation. unlikely: why a run that names no scenario leaves this one
-    out.
-    """
+    out."""
 
     draw: Callable[[QuestionSource, Rng, Sizes], Round]
     needs: Mapping[str, int] = field(default_factory=dict)
