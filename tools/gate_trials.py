@@ -61,7 +61,6 @@ class Trial:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the trials, print the gate's verdicts; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int, help="trials")
     parser.add_argument("--planted", type=float, default=0.0, help="the slow-down of one of the two, in percent")
@@ -84,13 +83,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def is_met(trials: Sequence[Trial], planted: float) -> bool:
-    """Whether the gate meets its limits in these trials."""
     share = sum(trial.verdict is Overhead.SLOWER for trial in trials) / len(trials)
     return share >= LEAST_CAUGHT if planted else share <= MOST_FALSE
 
 
 def summary(trials: Sequence[Trial], planted: float) -> str:
-    """How many trials were SLOWER, as a share with its limit, and what became of the others."""
     if not trials:
         return "no trial came to its end"
     count = len(trials)
@@ -121,7 +118,6 @@ def most_share(hits: int, runs: int, *, tail: float = 0.05) -> float:
 
 
 def run_trials(count: int, planted: float, seed: int) -> Iterator[Trial]:
-    """Run trials. If they are more than TRIALS, they run in processes of their own."""
     batches = [(min(TRIALS, count - first), planted, seed + first) for first in range(0, count, TRIALS)]
     if len(batches) == 1:
         for number in range(count):
@@ -195,8 +191,6 @@ def beside_itself(points: list[Point], arm: str, percent: float) -> list[Point]:
 
 
 def slowed(make: Maker, percent: float) -> Maker:
-    """The arm with a wait after its calls of so many percent of their time."""
-
     def made(memory: FreshMemory) -> Arm:
         arm = make(memory)
         return dataclasses.replace(arm, call=_slowed_call(arm.call, percent / 100))

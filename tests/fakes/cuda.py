@@ -78,7 +78,6 @@ class Machine:
         return made
 
     def looks(self) -> int:
-        """A clock: how often it was looked at."""
         self._looks += 1
         return self._looks
 
@@ -142,7 +141,6 @@ class Stream:
         self.cuda_stream = len(machine.streams)
 
     def call(self, work: Callable[[], object]) -> None:
-        """Queue work, or add it to the graph that is being captured here."""
         self.machine.check()
         (self.queue if self.graph is None else self.graph.entries).append(lambda: self._runs(work))
         self.machine.jitter()

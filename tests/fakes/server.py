@@ -74,7 +74,6 @@ class Fake:
         self.die()
 
     def counted(self) -> str | None:
-        """What is shown of counters."""
         if not self.has_metrics:
             return None
         speaks = self.speaks if self.is_pinned else next(self.turns)
@@ -97,8 +96,6 @@ class Fake:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     fake: Fake
     protocol_version = "HTTP/1.1"
 
@@ -119,7 +116,6 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def complete(self, body: dict[str, Any]) -> None:
-        """One request."""
         fake = self.fake
         fake.bodies.append(body)
         speaks = next(fake.turns)
@@ -151,7 +147,6 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(rid, job, steps, bool(body.get("stream")))
 
     def answer(self, rid: str, job: Job, steps: Iterator[int], is_stream: bool) -> None:
-        """The answer at once, or a stream of its tokens."""
         fake, tokens = self.fake, list[int]()
         is_half = fake.fault == "half" and len(fake.bodies) >= fake.first
         if is_stream:
@@ -183,7 +178,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
 
     def give(self, status: int, said: object, *, is_half: bool = False) -> None:
-        """An answer in one piece."""
         text = (said if isinstance(said, str) else json.dumps(said)).encode()
         self.head(
             status, "text/plain" if isinstance(said, str) else "application/json", {"Content-Length": str(len(text))}

@@ -35,7 +35,6 @@ class Speech:
         raise NotImplementedError
 
     def metrics(self) -> str:
-        """What it shows to Prometheus."""
         raise NotImplementedError
 
     def event(self, rid: str, job: Job, tokens: list[int], new: int, finish: str | None) -> dict[str, Any]:

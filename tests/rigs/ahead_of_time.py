@@ -49,7 +49,6 @@ class NoDevice:
 
 
 def compiled(kernel: Any, capability: int, given: Sequence[object], constants: dict[str, Any]) -> Any:
-    """What a launch of the kernel with these arguments would run on such a device."""
     from triton.runtime import driver
 
     with pytest.MonkeyPatch.context() as patch:  # driver.set_active() would ask for a real one to go back to

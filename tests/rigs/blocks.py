@@ -38,7 +38,6 @@ class Block:
 
     @property
     def first(self) -> str:
-        """The first line that is not empty, without the spaces around it."""
         return next((line.strip() for line in self.text.splitlines() if line.strip()), "")
 
     @property
@@ -54,7 +53,6 @@ def text_of(document: str) -> str:
 
 
 def blocks_of(document: str, text: str) -> list[Block]:
-    """All fenced blocks of a document, in order. An opening fence without its end is an AssertionError."""
     found = [
         Block(
             document=document,
@@ -70,7 +68,6 @@ def blocks_of(document: str, text: str) -> list[Block]:
 
 
 def block_of(document: str, start: str) -> Block:
-    """The one block of a document whose first line begins so."""
     (found,) = [each for each in blocks_of(document, text_of(document)) if each.first.startswith(start)]
     return found
 

@@ -40,7 +40,6 @@ REQUESTS = 3
 
 
 def tokens_of(text: str, size: int) -> Tokens:
-    """A page of equal tokens for each letter."""
     return np.repeat(np.array([ord(letter) for letter in text], dtype=np.int64), size)
 
 
@@ -121,12 +120,10 @@ class Rig:
         self.pool.close(lease.holding, given=given)
 
     def abort(self, lease: Lease) -> None:
-        """The request ends and gives nothing to the tree."""
         self.cache.release(lease)
         self.pool.close(lease.holding)
 
     def serve(self, text: str) -> int:
-        """A request from its admission to its end; how many of its pages were cached."""
         lease = self.admit(text)
         cached = lease.holding.shared
         self.cache.start_loads()
@@ -173,7 +170,6 @@ class Rig:
         assert judge(ResidencyOracle(), self.history) == ()
 
     def close(self) -> None:
-        """Everything comes back."""
         self.check()
         self.cache.close()
         self.backend.drain()
@@ -243,7 +239,6 @@ def values(tier: TierIndices) -> list[list[int]]:
 
 
 def text_of(rig: Rig, node: Node) -> str:
-    """The letters from the root to a node's end."""
     keys = [key for each in reversed([*node.path()]) for key in each.keys]
     return "".join(chr(np.frombuffer(key, dtype=np.int64)[0]) for key in keys)
 

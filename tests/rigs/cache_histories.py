@@ -43,7 +43,6 @@ def pages_of(text: str) -> tuple[bytes, ...]:
 
 
 def chain(text: str) -> tuple[bytes, ...]:
-    """A hash for each letter, which says what lies before it."""
     return tuple(text[: at + 1].encode() for at in range(len(text)))
 
 

@@ -67,7 +67,6 @@ COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
 
 
 def github(text: str) -> list[tuple[str, str, str]]:
-    """(level, title, text) of each command in what a step prints, decoded as the runner does it."""
     found = []
     for line in text.splitlines():
         assert "##[" not in line.partition("::")[0], "the old form of a command works anywhere in a line"

@@ -155,7 +155,6 @@ def run_steps(
 
 
 def _stand_ins(tools: Path, installed: Path) -> dict[str, str]:
-    """Write the stand-ins. Returns the variables that they need."""
     for name, text in (("python", STAND_IN), ("python3", STAND_IN), ("kvcheck", KVCHECK)):
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)

@@ -29,7 +29,6 @@ WITHOUT_A_DEVICE = 90
 
 
 def compile_one(launch: Launch, capability: int) -> str | None:
-    """What the compiler says where it refuses, or None."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 

@@ -53,7 +53,6 @@ def die_at(step: int) -> None:
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:
-    """Run `work(acknowledge)` in a fork; its process id and the reading end of its acknowledgements."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,7 +67,6 @@ def forked(work: Callable[[int], None]) -> tuple[int, int]:
 
 
 def acknowledged(reading: int) -> list[tuple[int, int]]:
-    """(number, version) of every put that returned."""
     with os.fdopen(reading, "rb") as stream:
         data = stream.read()
     return [(data[at], data[at + 1]) for at in range(0, len(data) - 1, 2)]

@@ -106,7 +106,6 @@ def _become(order: dict[str, object], received: list[int], server: socket.socket
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
     assert ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
     if os.getppid() != parent:
         os._exit(1)
@@ -148,7 +147,6 @@ def enter(interpreter: Path) -> None:
 
 
 def open_streams(*, is_unbuffered: bool) -> None:
-    """Standard streams over the descriptors that the process has now."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
     for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
         raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115
@@ -164,7 +162,6 @@ def open_streams(*, is_unbuffered: bool) -> None:
 
 
 def main() -> None:
-    """Serve, and in a forked process run what it was forked for."""
     number, client = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the client, and this process with it
     gc.collect()

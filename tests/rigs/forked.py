@@ -103,7 +103,6 @@ class _Server:
         self._socket = connected
 
     def fork(self, order: str, descriptors: list[int]) -> int:
-        """The number of a process that runs `order`."""
         with self._turn, _adopting():
             socket.send_fds(self._socket, [order.encode()], descriptors)
             answer = self._socket.recv(64)
@@ -114,7 +113,6 @@ class _Server:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Orphans below this process become its children."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
     try:
@@ -149,7 +147,6 @@ def _started() -> _Server:
 
 
 def use(connected: socket.socket) -> None:
-    """Fork this process's children from the server behind this socket."""
     _SERVERS[:] = [_Server(connected)]
 
 

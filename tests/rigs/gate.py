@@ -50,7 +50,6 @@ def bench_row(ratio: float = 1.0, *, rounds: Sequence[float] = STEPS, **changed:
 
 
 def gated(row: BenchRow, budget: float = 1.0, bound: str = "max_ratio") -> BudgetedRow:
-    """The row with one bound."""
     return BudgetedRow(StoredRow("run", row), bound, budget)
 
 
@@ -84,7 +83,6 @@ def noisy_row(random: np.random.Generator, ratio: float, *, rounds: int, sd: flo
 
 
 def bench_run(*rows: BenchRow, **changed: Any) -> RunRecord:
-    """A complete run of these rows, recorded here."""
     cases = [*dict.fromkeys(row.case for row in rows)] or ["read"]
     record = replace(
         PASSED,
@@ -105,7 +103,6 @@ def measured(case: str) -> ScenarioResult:
 
 
 def of_this_build(record: RunRecord) -> RunRecord:
-    """The record, as if this kvcheck had made it."""
     return replace(record, identity=Identity(code=code_digest()))
 
 

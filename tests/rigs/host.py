@@ -54,7 +54,6 @@ class Rig:
         return [buffer.name for buffer in self.specs[space].buffers]
 
     def rows(self, space: str, buffer: str) -> int:
-        """Rows of a unit."""
         (row,) = [each for each in self.specs[space].buffers if each.name == buffer]
         return self.pool.page_size if row.rows is Granularity.TOKEN else 1
 
@@ -103,7 +102,6 @@ def run(chunks: Sequence[ChunkWork]) -> None:
 
 
 def of_unit(words: torch.Tensor, unit: int, rows: int) -> torch.Tensor:
-    """The words of a device unit, [L, r, W]."""
     return torch.stack([words[:, unit * rows + offset] for offset in range(rows)], dim=1)
 
 

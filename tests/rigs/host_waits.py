@@ -130,7 +130,6 @@ class HostWaits(AroundChunks):
             chunk()
 
     def note(self, operation: str, call: str) -> None:
-        """A call that waits, unless a kernel's host form makes it."""
         place = _place()
         if place is not None:
             self.found[HostWait(operation, call, place)] = None

@@ -68,18 +68,15 @@ DAMAGE: dict[str, Damage] = {
 
 
 def small(**changes: Any) -> Parameters:
-    """Parameters of a small model, with some of them changed."""
     return Parameters(**(SMALL | OF_FAMILY[changes.get("family", "llama")] | changes))
 
 
 def walk(parameters: Parameters, *, count: int, seed: int = 1) -> tuple[int, ...]:
-    """A walk over `count` drawn nodes, asked for at a drawn one."""
     alphabet, rng = Alphabet(parameters), Rng(seed)
     return walk_prompt(alphabet, draw_nodes(alphabet, rng, count), rng.below(count))
 
 
 def marks(parameters: Parameters, *, count: int, seed: int = 1) -> tuple[int, ...]:
-    """A position test of `count` drawn values from a drawn phase on."""
     rng = Rng(seed)
     values = [rng.below(1 << parameters.bits) for _ in range(count)]
     return mark_prompt(Alphabet(parameters), values, rng.below(parameters.phases))
@@ -88,7 +85,6 @@ def marks(parameters: Parameters, *, count: int, seed: int = 1) -> tuple[int, ..
 def forward(
     parameters: Parameters, dtype: torch.dtype = torch.float32, rounded: Rounding | None = None
 ) -> LlamaForward:
-    """The model with those parameters, run by the tests' own forward pass."""
     family = FAMILIES.load(parameters.family)
     return FORWARDS[parameters.family](family.config(parameters), family.tensors(parameters), dtype, rounded)
 

@@ -61,7 +61,6 @@ class ScriptedClient:
 
 
 def right(sending: Sending, **changes: object) -> Answer:
-    """The right answer, aborted where the sending says so. changes: of its fields."""
     tokens, end = sending.question.expected, End.DONE
     if sending.abort is not None:
         tokens, end = tokens[: sending.abort.after + 1], End.ABORTED
@@ -79,6 +78,5 @@ def exchange(
     abort: AbortRequest | None = None,
     **changes: object,
 ) -> Exchange:
-    """A question with its right answer, at the times given. changes: of the answer's fields."""
     sending = Sending(question=question, rid=f"r{question.number}", priority=priority, abort=abort)
     return Exchange(sending, right(sending, began_s=began_s, ended_s=ended_s, **changes))

@@ -72,7 +72,6 @@ class LlamaForward:
 
     @property
     def turned(self) -> int:
-        """Dimensions of a head that turn."""
         return int(self.config["head_dim"])
 
     @property
@@ -138,7 +137,6 @@ class LlamaForward:
         return torch.einsum("hgts,shd->thgd", chance, v.to(self.wide)).to(self.dtype).flatten(1)
 
     def past(self, cache: Cache) -> int:
-        """Tokens that a cache holds."""
         return cache.keys[0].shape[0] if cache.keys else 0
 
     def attended(

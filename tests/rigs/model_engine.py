@@ -109,24 +109,20 @@ class ModelEngine:
                     self._count["evicted"] += self.page
 
     def remember(self, ids: list[int]) -> None:
-        """Pages of a request that somebody else has sent are in the cache."""
         self._pages |= dict.fromkeys(self._keys(ids))
 
     def abort(self, rid: str) -> None:
-        """The request ends with its next token."""
         with self.lock:
             if rid in self.running:
                 self.running[rid].is_aborted = True
 
     def retract(self) -> None:
-        """All running requests are retracted; they go on by themselves."""
         with self.lock:
             self._count["retracted"] += len(self.running)
             for job in self.running.values():
                 job.retractions += 1
 
     def flush(self) -> bool:
-        """Empty the prefix cache, unless requests run."""
         with self.lock:
             if not self.running:
                 self._pages.clear()

@@ -126,7 +126,6 @@ class Rig:
     # The decode end
 
     def expect(self, room: int, tokens: int, *, request: int = 1, slot: int | None = None) -> Room:
-        """Take what a request needs and ask for its room."""
         holding = held(self.decode.pool, request, tokens + 1, query=tokens)
         slot = self.decode.metadata.lease(request) if slot is None else slot
         assert slot is not None
@@ -134,7 +133,6 @@ class Rig:
         return Room(room, request, tokens, holding, slot)
 
     def poll(self, rounds: int = 1) -> None:
-        """Time passes at both ends."""
         for _ in range(rounds):
             self.now += 1
             self.sender.poll()
@@ -152,7 +150,6 @@ class Rig:
         return sent
 
     def begin(self, room: int, tokens: int, *, request: int = 1, query: int = 0) -> Room:
-        """Open the room and take what the prompt needs."""
         self.sender.open(room, request, tokens)
         return self.begin_opened(room, tokens, request=request, query=query)
 
@@ -207,8 +204,6 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one end holds for a room."""
-
     number: int
     request: int
     tokens: int
@@ -217,7 +212,6 @@ class Room:
 
 
 def held(pool: KVPool, request: int, tokens: int, *, query: int) -> Holding:
-    """A holding of so many tokens."""
     holding = pool.open(request)
     assert holding is not None
     assert pool.grow(holding, tokens, query=query)

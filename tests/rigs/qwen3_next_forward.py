@@ -34,7 +34,6 @@ class Qwen3NextForward(LlamaForward):
         return bool(self.config["layer_types"][layer] == "linear_attention")
 
     def past(self, cache: Cache) -> int:
-        """Tokens that a cache holds, by its first layer of attention."""
         return cache.keys[self.config["layer_types"].index("full_attention")].shape[0] if cache.keys else 0
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,6 @@ def whole(body: object, *, status: str = "200 OK", kind: str = "application/json
 
 
 def stream(*events: object, ends: bool = True) -> list[bytes]:
-    """A stream of events in chunks. An event of bytes is sent as it is, as a chunk."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     lines = [each if isinstance(each, bytes) else f"data: {json.dumps(each)}\n\n".encode() for each in events]
     if ends:

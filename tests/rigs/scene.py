@@ -88,7 +88,6 @@ class Scene:
         return self.pool.backend.acts, each, free  # type: ignore[attr-defined]
 
     def refuses(self, call: Callable[[Scene], object], error: type[TargetError]) -> None:
-        """The call raises this error and changes nothing."""
         before = self.kept()
         with pytest.raises(error):
             call(self)

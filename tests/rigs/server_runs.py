@@ -23,7 +23,6 @@ class Commands:
         self.out, self.capsys = out, capsys
 
     def said(self, *words: str) -> tuple[int, str]:
-        """Exit code, and all that is printed."""
         code = run([*words])
         printed = self.capsys.readouterr()
         return code, printed.out + printed.err
@@ -34,7 +33,6 @@ class Commands:
 
     @property
     def folder(self) -> Path:
-        """The one run."""
         (folder,) = self.out.iterdir()
         return folder
 

@@ -47,7 +47,6 @@ class TimedClient(ScriptedClient):
         return Served(engine=self.engine, version="1", page=self.page, pool=self.pool)
 
     def ask(self, sending: Sending) -> Answer:
-        """A right answer, at the times that this server takes."""
         with self._lock:
             self.asked.append(sending)
             self.entered(self.name)

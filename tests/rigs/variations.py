@@ -284,8 +284,6 @@ class ScrubbingPool(KVPool):
 
 
 class TwiceReader(ContentDecoder):
-    """Every layer is read twice."""
-
     def _submit(self, name: str, plan: PassPlan, *args: object, **kwargs: object) -> None:
         TAKEN["reads-twice"] += 1
         super()._submit(name, plan, *args, **kwargs)  # type: ignore[arg-type]
@@ -328,12 +326,9 @@ class Variation:
 
 
 class VariedTarget(BuiltinTarget):
-    """The builtin target, built with the variation at hand."""
-
     variation = Variation()
 
     def build(self, setup: Setup) -> Engine:
-        """Parts, host tier and decoder changed; all else as the scenario asked."""
         assert setup.host is not None
 
         def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> Decoder:
@@ -347,13 +342,11 @@ class VariedTarget(BuiltinTarget):
 
 
 def ring_of_8(tier: HostTier) -> HostTier:
-    """More loads in flight than there are requests."""
     TAKEN["ring-of-8"] += 1
     return replace(tier, ring=8)
 
 
 def write_back(tier: HostTier) -> HostTier:
-    """Backups on eviction in every schedule."""
     return replace(tier, write_policy="write-back")
 
 

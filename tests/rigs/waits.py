@@ -48,15 +48,12 @@ class Pool:
                 self.loaded[layer].record(self.stream)
 
     def read(self, layer: int, ids: Any) -> Any:
-        """Copies of the keys, and the whole buffer of values."""
         if self.wait is not None:
             self.wait(self, layer)
         return self.k[layer][ids], self.v[layer]
 
 
 class ReadsOnItsStream(Pool):
-    """Reads on a stream for computing, which waits for the load, or does not."""
-
     def read(self, layer: int, ids: Any) -> Any:
         with torch.cuda.stream(self.other):
             k, v = super().read(layer, ids)

@@ -21,7 +21,6 @@ def kvcheck(folder: Path, *arguments: str, is_shown: bool = False) -> subprocess
 
 
 def say(text: str) -> None:
-    """A line on the terminal, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -82,7 +82,6 @@ def _kvcheck_wheel(folder: Path) -> Path:
 
 
 def _make_fork(fork: Path, release: str, downloads: Path) -> None:
-    """A repository with the release, laid out as its checkout is, and with what a fork adds to be judged."""
     download = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloads)]
     _run([sys.executable, "-m", "pip", *download, f"sglang=={release}"])
     (wheel,) = downloads.glob(f"sglang-{release}-*.whl")
@@ -124,7 +123,6 @@ def _judge(edit: Edit | None, fork: Path, programs: Path, wheel: Path, results: 
 
 
 def _row(edit: Edit | None, results: Path) -> dict[str, object]:
-    """What a branch gave, beside what was expected of it."""
     left = results / _name(edit)
     facts = json.loads((left / FACTS).read_text(encoding="utf-8"))
     found = [*_failures(left / "junit.xml")]
@@ -144,7 +142,6 @@ def _row(edit: Edit | None, results: Path) -> dict[str, object]:
 
 
 def _failures(file: Path) -> Iterator[tuple[str, str]]:
-    """Cell and code of each failure of a JUnit file. None where the step left no file."""
     if file.exists():
         for case in ElementTree.parse(file).getroot().iter("testcase"):
             for failure in case.iter("failure"):
@@ -152,7 +149,6 @@ def _failures(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(fork: Path) -> str:
-    """How many lines the branch adds and takes away."""
     told = _git(fork, "diff", "--numstat", "main").split()
     return f"+{sum(map(int, told[::3]))} -{sum(map(int, told[1::3]))}"
 
@@ -162,7 +158,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What a program says. Raises CalledProcessError with what it complained of on the terminal."""
     Path(command[command.index("-C") + 1] if "-C" in command else ".").mkdir(parents=True, exist_ok=True)
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 

@@ -53,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _checkout(folder: Path) -> Path:
-    """The commit of this checkout, as a runner of CI would have it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     packed = subprocess.run(["git", "-C", str(PROJECT), "archive", "HEAD"], stdout=subprocess.PIPE, check=True)

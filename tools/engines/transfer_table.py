@@ -69,13 +69,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def records(folder: Path) -> list[RunRecord]:
-    """The stored runs, in the order of the tables."""
     runs = [read_record(path.parent) for path in folder.glob("*/run.json")]
     return sorted(runs, key=lambda run: ([int(n) for n in re.findall(r"\d+", _release(run))], _settings(run)))
 
 
 def table(runs: Sequence[RunRecord]) -> str:
-    """A row for each cell of each run, as CSV."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
@@ -114,7 +112,6 @@ def _row(run: RunRecord) -> str:
 
 
 def _wrong(run: RunRecord, cell: ScenarioResult, lane: str) -> int:
-    """How many writes or notifications of a cell were found wrong in that way."""
     return sum(int(_tries(each)[0]) for each in _findings(run, cell) if each.lane == lane)
 
 

@@ -79,7 +79,6 @@ def _count(text: str) -> int:
 
 
 def _has_environment(out: Path, engine: str, version: str) -> bool:
-    """Whether the release's environment is there, which is made where it is not."""
     folder = out / "envs" / f"{engine}-{version}"
     if (folder / "bin" / "python").exists() and not (folder / MARKER).exists():
         return True  # somebody's own

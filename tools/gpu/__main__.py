@@ -80,7 +80,6 @@ class GpuJobResult:
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Run every job; the exit code. words: behind the name of the module."""
     text = f"{__doc__}\nJobs: {', '.join(job.name for job in JOBS)}."
     shown = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(prog="tools.gpu", description=text, formatter_class=shown).parse_args(words)
@@ -106,7 +105,6 @@ def main(words: Sequence[str] = ()) -> int:
 def run_jobs(
     jobs: Sequence[GpuJob], out: Path, work: Path, *, device: str, facts: Mapping[str, object], run: Run
 ) -> int:
-    """Run the jobs in turn and keep the files of `out` current. work: where the jobs write."""
     began = time.monotonic()
     results: list[GpuJobResult] = []
     _save(out, work, facts, results, complete=False)
@@ -161,20 +159,17 @@ def _asked_s(budget_s: float, left_s: float) -> float:
 
 
 def sanitizer_path() -> str | None:
-    """Where the sanitizer is: on PATH, or in the toolkit that the usual variable names."""
     homes = [Path(home) for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
     beside = os.pathsep.join(str(home / folder) for home in homes for folder in ("bin", "compute-sanitizer"))
     return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=beside)
 
 
 def under(job: GpuJob) -> tuple[str, ...]:
-    """The words in front of a command that run it under the job's tool."""
     path = sanitizer_path()
     return (path, "--tool", job.tool, "--error-exitcode", str(SANITIZER_FOUND)) if job.tool and path else ()
 
 
 def missing(job: GpuJob) -> str | None:
-    """Why a job cannot run here, or None."""
     if lacking := [name for name in job.needs if not _has(name)]:
         return f"{', '.join(lacking)} is missing"
     if job.tool is not None and not under(job):
@@ -275,7 +270,6 @@ def _save(out: Path, work: Path, facts: Mapping[str, object], results: list[GpuJ
 
 
 def surroundings(device: str) -> dict[str, object] | str:
-    """The device and the libraries, or why nothing can run."""
     if not _has("torch"):
         return "needs torch, and this interpreter has none"
     import torch

@@ -139,7 +139,6 @@ class _Chosen:
         return [*self.edits, *self.bugs]
 
     def subjects(self, known: Collection[str], reach: Reach) -> Iterator[Subject]:
-        """Edits that have no result yet, each made when it is asked for."""
         for bug in self.bugs.values():
             if bug.name not in known:
                 yield hand_subject(bug, reach)
@@ -156,7 +155,6 @@ class _Chosen:
 
 
 def _chosen(options: argparse.Namespace, seed: int, earlier: Mapping[str, Result] | None) -> _Chosen:
-    """The edits to judge. Raises UsageError."""
     if options.edits:
         return _Chosen(bugs={each.name: each for each in read_hand_edits(options.edits)})
     sources = read_sources()
@@ -185,7 +183,6 @@ def _chosen(options: argparse.Namespace, seed: int, earlier: Mapping[str, Result
 def _judge(
     chosen: _Chosen, survey: Survey, kept: ResultFile, known: dict[str, Result], campaign: Campaign, forks: Forks
 ) -> None:
-    """Survey the cells, then judge what has no result yet; `known` gets each result."""
     for cell in survey.run(forks):
         say(f" surveyed    {cell}")
     judge = Judge(forks, survey, schedules=campaign.schedules, cpu_s=campaign.cpu_s)

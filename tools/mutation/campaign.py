@@ -72,7 +72,6 @@ class Judge:
         self._clean: set[str] = set()
 
     def results(self, subjects: Iterable[Subject]) -> Iterator[Result]:
-        """A result for each subject, in the order in which they are known."""
         waiting = iter(subjects)
         doubted: list[Result] = []
         done: list[Result] = []
@@ -111,7 +110,6 @@ class Judge:
         )
 
     def _lines(self, subject: Subject) -> list[str]:
-        """The plans of a subject, in the order in which they run."""
         runs = self.reach.runs(subject.reached, self._schedules, floor=FLOOR)
         if subject.is_in_turn:
             runs.sort(key=lambda run: run[1])

@@ -78,13 +78,11 @@ def is_product(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """The dotted name of a file below the package's folder."""
     parts = Path(file).with_suffix("").parts
     return ".".join(("kvcheck", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
 def read_sources() -> dict[str, str]:
-    """Text by file, of all modules of the cache."""
     return {
         path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted((PACKAGE / CACHE).rglob("*.py"))
@@ -115,7 +113,6 @@ def edits_of(file: str, text: str, names: frozenset[str]) -> list[Edit]:
 
 
 def all_edits(sources: Mapping[str, str], files: Sequence[str]) -> dict[str, list[Edit]]:
-    """All edits of these files, by file. sources: text by file, of the whole cache."""
     names = frozenset().union(*(Source("", text).identifiers for text in sources.values()))
     return {file: edits_of(file, sources[file], names) for file in files}
 
@@ -138,7 +135,6 @@ def sampled(edits: Sequence[Edit], count: int | None, seed: int) -> list[Edit]:
 
 
 def _draw(seed: int, *words: str) -> int:
-    """A number of 64 bits that seed and words decide."""
     return int.from_bytes(hashlib.sha256("\0".join((str(seed), *words)).encode()).digest()[:8], "big")
 
 
@@ -211,7 +207,6 @@ def _lines(place: Place, line: int) -> tuple[int, int]:
 
 
 def _compiles(source: Source, node: ast.AST, start: int, end: int, new: str) -> bool:
-    """Whether the changed text compiles. The outermost function or statement around the change decides it."""
     outer = node
     while not isinstance(source.parents[outer], ast.Module | ast.ClassDef):
         outer = source.parents[outer]
@@ -230,6 +225,5 @@ def diff_of(edit: Edit, text: str) -> str:
 
 
 def diff_of_texts(before: str, after: str) -> str:
-    """What differs, as lines of a diff without its head."""
     lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)][2:]
     return "\n".join(line for line in lines if not line.startswith("@@"))

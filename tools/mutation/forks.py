@@ -140,7 +140,6 @@ class _Fork:
         )
 
     def end_if_stalled(self) -> None:
-        """Look at its CPU time now and then, and kill it if it uses none."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -154,7 +153,6 @@ class _Fork:
 
 
 def _cpu_s(process: int) -> float:
-    """CPU seconds that a child has used so far."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

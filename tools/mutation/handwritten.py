@@ -57,7 +57,6 @@ def read_hand_edits(path: Path) -> list[HandEdit]:
 
 
 def hand_subject(edit: HandEdit, reach: Reach) -> Subject:
-    """A bug as a subject: every cell that reaches it runs all of its schedules."""
     reached = {
         each.cell: each.all_bits
         for each in reach.cells

@@ -37,8 +37,6 @@ def start_anew(package: Path, texts: Mapping[str, str], *others: str) -> None:
 
 
 class _Finder:
-    """Finds the edited modules; all others are found as ever."""
-
     def __init__(self, edited: Mapping[str, tuple[Path, str]]) -> None:
         self._edited = edited
 

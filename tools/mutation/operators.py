@@ -76,7 +76,6 @@ def drop_argument(source: Source, node: ast.AST, names: frozenset[str]) -> Itera
 
 
 def delete_store(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """A state that is not kept: an attribute or an element that is not written, or not deleted."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.Delete):
         targets = [*node.targets]
@@ -88,7 +87,6 @@ def delete_store(source: Source, node: ast.AST, names: frozenset[str]) -> Iterat
 
 
 def shift_number(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """An index, bound or length that is a number."""
     if not isinstance(node, ast.Constant) or type(node.value) is not int:
         return
     parent = source.parents[node]
@@ -215,7 +213,6 @@ def turn_status(source: Source, node: ast.AST, names: frozenset[str]) -> Iterato
 
 
 def other_tier(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """The name of the other tier or space, where the package knows it."""
     start, end = source.span(node) if isinstance(node, ast.expr) else (0, 0)
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in WORDS:
         yield start, end, f'"{WORDS[node.value]}"'
@@ -232,7 +229,6 @@ def turn_bound(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator
 
 
 def drop_return(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """A return that is not the function's last statement."""
     if isinstance(node, ast.Return) and not isinstance(source.parents[node], ast.FunctionDef | ast.AsyncFunctionDef):
         yield (*source.span(node), "pass")
 
@@ -259,7 +255,6 @@ def turn_pages(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator
 
 
 def drop_copy(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """The thing itself in the place of a copy of it."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.args:
         return
     if node.func.attr in ("copy", "clone"):
@@ -386,7 +381,6 @@ def _function(source: Source, node: ast.AST) -> ast.AST:
 
 
 def _other_names(name: str) -> Iterator[str]:
-    """The name with one of its words exchanged; the whole name first."""
     if name in WORDS:
         yield WORDS[name]
     parts = name.split("_")

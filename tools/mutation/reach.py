@@ -22,7 +22,6 @@ Note = Callable[[FrameType, str, Any], Any]
 
 
 def lines_of(run: Callable[[], T], folder: Path = PACKAGE / CACHE) -> tuple[T, dict[str, set[int]]]:
-    """The result of `run`, and the lines that functions of files below the folder have run, by path."""
     seen: dict[str, set[int]] = {}
     notes: dict[str, Note | None] = {}
 

@@ -62,12 +62,10 @@ class Result:
 
     @property
     def is_kill(self) -> bool:
-        """A default run reports it."""
         return self.outcome == "killed"
 
     @property
     def is_expected(self) -> bool:
-        """It was found, with a code that its list expects."""
         return self.is_kill and (not self.expect or self.code in self.expect)
 
 

@@ -56,7 +56,6 @@ class Source:
 
     @cached_property
     def nodes(self) -> dict[ast.AST, Place]:
-        """The nodes that may be edited, in the order of the text."""
         found: dict[ast.AST, Place] = {}
         self._collect(self.tree, Place(function="", statement=None, in_function=False), found)
         return found
@@ -67,7 +66,6 @@ class Source:
 
     @cached_property
     def identifiers(self) -> frozenset[str]:
-        """Every name, attribute and keyword of the module."""
         found = set()
         for node in ast.walk(self.tree):
             for name in ("id", "attr", "arg", "name"):
@@ -93,7 +91,6 @@ class Source:
         return tuple(found)
 
     def function_at(self, line: int) -> str:
-        """The innermost function that holds a line, or ""."""
         return next((name for name, first, last in reversed(self.functions) if first <= line <= last), "")
 
     def span(self, node: ast.AST) -> tuple[int, int]:
@@ -140,7 +137,6 @@ class Source:
             self._collect(child, here, found)
 
     def _judged_children(self, node: ast.AST, place: Place) -> Iterator[ast.AST]:
-        """The children of a node that may be edited, or hold what may be."""
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
             return
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

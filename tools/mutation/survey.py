@@ -27,7 +27,6 @@ SURVEY_CPU_S = 600.0
 
 
 def code_of(package: Path = PACKAGE) -> str:
-    """A digest of all code that a verdict may depend on."""
     found = hashlib.sha256()
     for part in JUDGING:
         for path in sorted((package / part).rglob("*.py")):
@@ -69,7 +68,6 @@ class Survey:
             yield plan.cell
 
     def cells(self) -> dict[str, dict[str, Any]]:
-        """The facts of each cell; all have been surveyed."""
         found = {cell: self._read(plan) for cell, plan in self._cells.items()}
         if missing := [cell for cell, value in found.items() if value is None]:
             raise InternalError(f"{', '.join(missing)}: expected a cell that was surveyed")

@@ -57,7 +57,6 @@ def page(campaign: Campaign, results: Sequence[Result]) -> str:
 
 
 def summary_lines(results: Sequence[Result]) -> list[str]:
-    """Counts and shares as text for a terminal."""
     return ["".join(f"{text:>12}" for text in row) for row in (COUNTED, _row(results))]
 
 
@@ -88,7 +87,6 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
 
 
 def _with_legal(results: Sequence[Result]) -> list[str]:
-    """The share of kills if legal choices counted as survivors."""
     strict = share_of(
         [replace(each, outcome="survived") if each.outcome == "legal" else each for each in results], KILLED
     )
@@ -105,7 +103,6 @@ def _counts(name: str, results: Sequence[Result], key: Callable[[Result], str]) 
 
 
 def share_of(results: Sequence[Result], outcomes: Sequence[str]) -> float | None:
-    """The share of these outcomes among the edits that were judged; None if none was."""
     judged = sum(each.outcome in JUDGED for each in results)
     return sum(each.outcome in outcomes for each in results) / judged if judged else None
 
@@ -143,7 +140,6 @@ def _survivor(result: Result) -> list[str]:
 
 
 def _places(title: str, about: str, results: Sequence[Result], outcome: str) -> list[str]:
-    """The edits of an outcome, one line for all of one place."""
     places: dict[str, list[Result]] = {}
     for each in results:
         if each.outcome == outcome:

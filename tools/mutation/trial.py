@@ -67,7 +67,6 @@ def survey(say: Say, *, line: str, traced: int, schedules: int) -> None:
 
 
 def judge(say: Say, **arguments: Any) -> None:
-    """Run the schedules of a trial until one fails or the budget is used up."""
     say(Trial(say, **arguments).result())
 
 
@@ -168,7 +167,6 @@ class Trial:
         return outputs
 
     def _known_evidence(self, cell: str) -> dict[int, Evidence]:
-        """The evidence of each traced schedule of a cell on the code as it is, by its number."""
         rows = self._cells[cell]["evidence"]
         return {number: value_from(Evidence, row, "evidence") for number, row in enumerate(rows)}
 
@@ -200,7 +198,6 @@ def cpu_limit(most_s: float) -> Iterator[None]:
 
 
 def _found(outcome: Outcome) -> dict[str, object]:
-    """The first finding of a failing schedule, and every pair of oracle and code."""
     kinds = [*dict.fromkeys((each.oracle, each.code) for each in outcome.findings)]
     first = outcome.findings[0] if outcome.findings else None
     return {

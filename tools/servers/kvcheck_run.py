@@ -29,7 +29,6 @@ def _folder(text: str) -> Path:
 
 
 def known_answers(model: Path, *options: str) -> Path:
-    """A known-answer model, made where it does not exist. options: of `kvcheck model make`, beside MODEL."""
     if not (model / "known_answers.json").exists():
         run(["model", "make", str(model), *MODEL, *options])
     return model

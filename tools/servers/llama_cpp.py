@@ -26,7 +26,6 @@ FLAGS: tuple[str, ...] = (
 
 
 def commands(environments: Path, gguf: Path) -> tuple[Command]:
-    """The command that serves the model of `gguf` under the name of its file, on a port that is free now."""
     (port,) = free_ports(1)
     words = (
         *(str(environments / ENVIRONMENT / "bin" / "llama-server"), "--model", str(gguf), "--alias", gguf.stem),

@@ -75,7 +75,6 @@ def write_gguf(folder: Path, file: Path) -> None:
 
 
 def metadata(folder: Path) -> dict[str, Value]:
-    """What config.json and tokenizer.json say, by GGUF's names."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     words = sorted(vocabulary["model"]["vocab"], key=vocabulary["model"]["vocab"].get)

@@ -109,7 +109,6 @@ class Planting(Treated):
 
 
 def main() -> int:
-    """Run the cases within the time, and keep what each run came to."""
     parser = arguments(__doc__, [case.name for case in CASES])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--within", type=float, default=1e9, help="seconds for each case")
@@ -123,7 +122,6 @@ def main() -> int:
 
 
 def run_case(case: Case, out: Path, environments: Path, *, runs: int, within_s: float) -> None:
-    """Start the server, run kvcheck against it so often, stop it."""
     folder = out / case.name
     folder.mkdir(parents=True, exist_ok=True)
     model = (

@@ -77,7 +77,6 @@ def _ratios(rows: Sequence[Row]) -> str:
 
 
 def _wrong(rows: Iterable[Row]) -> int:
-    """Runs that ended with a finding."""
     return len({row["run_id"] for row in rows if row["exit_code"] == "1"})
 
 

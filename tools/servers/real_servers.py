@@ -78,8 +78,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a case's servers are started with."""
-
     environments: Path
     model: Path
     folder: Path
@@ -251,7 +249,6 @@ def main() -> int:
 
 
 def _model(folder: Path, case: Case) -> Path:
-    """The model that is served, made where it does not exist."""
     options = (*case.model, *(FOR_FAULTS if case.faults else ()))
     return known_answers(folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)]), *options)
 
@@ -280,7 +277,6 @@ def run_case(case: Case, place: Place) -> Outcome:
 
 
 def _clean(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome) -> None:
-    """One run of all scenarios: nothing wrong, and enough seen."""
     code, record = _stress(place, servers, *case.scenarios, "--seed", "1", "--admin", *case.options)
     outcome.exit_code = code
     outcome.runs.append(record.run_id)
@@ -373,7 +369,6 @@ def _places(record: RunRecord) -> list[tuple[int | None, int | None]]:
 
 
 def _stress(place: Place, servers: Sequence[Server], *arguments: str) -> tuple[int, RunRecord]:
-    """One run of kvcheck: its exit code and record."""
     decode = ("--decode", servers[1].address) if len(servers) > 1 else ()
     given = (*arguments, *decode, "--known-answers", str(place.model))
     return run_kvcheck(place.folder, "live", servers[0].address, *given)

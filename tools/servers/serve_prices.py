@@ -98,7 +98,6 @@ def main() -> int:
 
 
 def _case(name: str, case: Case, environments: Path, model: Path, out: Path, runs: int) -> int:
-    """All runs of a case: 0, 1 or 4."""
     folder = out / name
     folder.mkdir(exist_ok=True)
     alarms = wrong = 0

@@ -70,7 +70,6 @@ def serving(commands: Sequence[Command], *, folder: Path, within_s: float) -> It
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports of 127.0.0.1 that nobody listens on now, all different."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -99,12 +98,10 @@ class Server:
 
     @property
     def address(self) -> str:
-        """For an HTTP client."""
         return f"http://{LOCAL}:{self.command.port}"
 
     @property
     def group(self) -> int:
-        """The number of its process group and session."""
         return self._process.pid
 
     def wait(self, within_s: float) -> None:

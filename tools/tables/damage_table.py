@@ -217,7 +217,6 @@ class Question:
 
 
 def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str, object]]:
-    """A row for each damage, heads damaged, layer and test."""
     has_scales = kv_scale > 1
     of_cache = {"kv_scale": kv_scale, "dtype": "fp8-kv"} if has_scales else {}
     p, rng = small(family=arch, **(SIZES | SIZES_OF.get(arch, {}) | of_cache)), Rng(seed)
@@ -301,7 +300,6 @@ def row(
 
 
 def markdown(table: Sequence[dict[str, Any]]) -> list[str]:
-    """A row for each damage: found of tried, named of found, and the median of the rows' median first wrong step."""
     lines = []
     for damage in dict.fromkeys(row["damage"] for row in table):
         cells = [damage.replace("_", " ")]
@@ -315,7 +313,6 @@ def markdown(table: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Write the table, and print a row of markdown for each damage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--trials", type=int, default=20)

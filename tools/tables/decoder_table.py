@@ -50,7 +50,6 @@ def cells() -> Iterator[tuple[str, Plan]]:
 
 
 def found_by(outcome: Outcome) -> str:
-    """The oracle and the code of what is shown first."""
     return f"{outcome.findings[0].oracle} {outcome.findings[0].code}" if outcome.findings else "-"
 
 

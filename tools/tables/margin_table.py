@@ -73,7 +73,6 @@ def shapes() -> Iterator[Parameters]:
 
 
 def long() -> Iterator[Parameters]:
-    """32,768 tokens, cheapest first."""
     yield sized(8, 8, 1, 128, LONG, "bf16")
     yield sized(32, 2, 4, 64, LONG, "bf16")
     yield sized(64, 2, 1, 64, LONG, "bf16")
@@ -124,7 +123,6 @@ def summary(measured: pandas.DataFrame) -> list[str]:
 
 
 def main() -> None:
-    """Add rows to the table, each as soon as it is measured, and print a row of markdown for each group of models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--sizes", choices=SIZES, default="shapes")

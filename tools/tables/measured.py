@@ -11,7 +11,6 @@ Row = TypeVar("Row", bound=Mapping[str, object])
 
 
 def append(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
-    """Add rows to a file, which has its head once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as stream:

@@ -89,7 +89,6 @@ NOISES = (
 
 
 def one_run(noise: Noise, rng: random.Random, *, planted: float | None, rounds: int = 1) -> str:
-    """The verdict on one run: "fail", "unsteady" or "pass"."""
     level = Level(rounds=rounds)
     scales = [noise.scale(rng) for _ in range(REQUESTS)]
     again = [noise.again(rng, scale) for scale in scales]
@@ -140,7 +139,6 @@ def _repeats(noise: Noise, rng: random.Random, scale: float, value: float, *, is
 
 
 def row(noise: Noise, runs: int) -> dict[str, object]:
-    """False alarms and misses of one kind of noise."""
     clean = [one_run(noise, random.Random(f"{noise.name}/{n}"), planted=None) for n in range(runs)]
     alarms = clean.count("fail")
     found: dict[str, object] = {

@@ -43,7 +43,6 @@ Run = Callable[[Plan], Outcome]
 
 
 def outcomes(name: str, strategy: str, seed: int, most: int, run: Run) -> Iterator[Outcome]:
-    """The schedules of a strategy, one after another, each as `run` runs it."""
     card = mutant(name)
     shape = f"{card.shape.rpartition('-')[0]}-micro"
     if strategy == WITHIN:
@@ -99,7 +98,6 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def by_mutant(rows: Sequence[Row]) -> list[str]:
-    """A line of markdown for each mutant: by strategy, the schedules that it took and their CPU seconds."""
     lines = [f"| mutant | bound | {' | '.join(STRATEGIES)} |", f"|{'---|' * (len(STRATEGIES) + 2)}"]
     for name in dict.fromkeys(each["mutant"] for each in rows):
         own = {each["strategy"]: each for each in rows if each["mutant"] == name}
@@ -109,7 +107,6 @@ def by_mutant(rows: Sequence[Row]) -> list[str]:
 
 
 def main() -> None:
-    """Write the table, and print it with a line for each strategy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", action="append", choices=sorted(WORKLOADS))

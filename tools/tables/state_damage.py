@@ -60,17 +60,14 @@ class Trial:
 
     @property
     def kv_head(self) -> int:
-        """The KV head that `head` of the state belongs to."""
         return self.head * self.own.parameters.kv_heads // self.own.kept[0].values[self.layer].shape[0]
 
     @property
     def old(self) -> Cache:
-        """One answer earlier."""
         return self.own.kept[self.first - 1]
 
     @property
     def foreign(self) -> Cache:
-        """Of the other request."""
         return self.other.kept[self.first]
 
     def state_zero(self) -> None:

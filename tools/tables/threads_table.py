@@ -38,7 +38,6 @@ COLUMNS = (
 
 
 def pairs_of(plan: Plan, runs: int) -> tuple[Rates, tuple[int, int]]:
-    """So many pairs of a free run and a held one: their rates, and how many of each have a finding."""
     runner, rates, free_found, held_found = ScheduleRunner(target_of(plan)), Rates(), 0, 0
     for _ in range(runs):
         free, held = run_both(runner, plan)
@@ -82,7 +81,6 @@ def row_of(name: str, runs: int) -> dict[str, object]:
 
 
 def rows(only: list[str], runs: int) -> Iterator[dict[str, object]]:
-    """Of each mutant that a delay can show."""
     for name in MUTANTS:
         card = mutant(name)
         if card.killed_by == JUDGE and not card.within and (not only or name in only):

@@ -88,16 +88,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a block was written for."""
-
     request: str
     page: int
 
 
 @dataclass(slots=True)
 class Planter:
-    """Decides which pages an order falls on, and keeps the log."""
-
     orders: Path
     log: Path
     page_size: int
@@ -139,7 +135,6 @@ class Planter:
         return [i for i, row in enumerate(rows) if self._began_with_hit[row.request]]
 
     def broken(self, order: Order, row: Row) -> None:
-        """Note that a rule was broken for this request, the first time."""
         if row.request not in self._told:
             self._told.add(row.request)
             self._note({"event": "planted", "kind": order.kind, "layer": order.layer, "request": row.request})
@@ -155,7 +150,6 @@ class Planter:
         return found if same is None else sorted(found, key=lambda each: each[1].page != same)
 
     def planted(self, order: Order, row: Row, page: int, source: tuple[int, Held] | None) -> None:
-        """Note that the order was done to this page of this request."""
         self._is_done = True
         block = row.blocks[page]
         self._damaged[order.layer, block] = {row.request}

@@ -89,12 +89,10 @@ class Faults:
 
 
 def _keys_and_values(pool: Any, layer: int) -> Memory:
-    """Of the local layer, in a pool of heads."""
     return pool.k_buffer[layer], pool.v_buffer[layer]
 
 
 def _latents(pool: Any, layer: int) -> Memory:
-    """Of the local layer, in a pool of MLA."""
     return (pool.kv_buffer[layer],)
 
 

@@ -54,7 +54,6 @@ def start(runner: Any, *arguments: Any, **named: Any) -> None:
 
 
 def write(attention: Any, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
-    """Keys and values of one layer's step into its cache; its attention comes next."""
     found = LAYER.search(layer.layer_name)
     metadata = get_forward_context().attn_metadata
     if found is None or not metadata:  # a warm-up
@@ -83,7 +82,6 @@ def attend(
     *scales: Any,
     **named: Any,
 ) -> Any:
-    """Attention of one layer's step, over what the cache holds now."""
     given = (attention, layer, query, key, value, kv_cache, attn_metadata)
     right = _attend(*given, output, *scales, **named)
     found = LAYER.search(layer.layer_name)
@@ -120,7 +118,6 @@ def _broken_rule(order: Order, window: int, sinks: Any) -> tuple[int, Any]:
 
 
 def _planter(kv_cache: Any) -> Planter:
-    """Of this process; made with the first page that is written."""
     if _Worker.planter is None:
         _Worker.planter = Planter(Path(os.environ[ORDERS]), Path(os.environ[LOG]), int(kv_cache.shape[2]))
     return _Worker.planter

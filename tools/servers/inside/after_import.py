@@ -23,7 +23,6 @@ class AfterImport(importlib.abc.MetaPathFinder):
         self._changes = changes
 
     def install(self) -> None:
-        """Be asked before all other finders."""
         sys.meta_path.insert(0, self)
 
     def find_spec(

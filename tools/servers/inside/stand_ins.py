@@ -39,7 +39,6 @@ class StandIn:
 
 
 def _compiled_packages(name: str, ledger: Ledger, _: ModuleType | None) -> None:
-    """Serve empty packages to the engine's own imports."""
     ledger.installed(name)
     _RefusingStubs(name, ledger).install()
 

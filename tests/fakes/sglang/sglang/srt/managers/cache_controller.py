@@ -34,8 +34,6 @@ class LayerDoneCounter:
 
 
 class HostPools:
-    """Host pools: of pages, and of states where there are any."""
-
     def __init__(self, pools, layout, states=None):
         self.pools, self.layout = pools, layout
         self.entries = [SimpleNamespace(name=at, host_pool=pool) for at, pool in enumerate(pools)]
@@ -56,8 +54,6 @@ def _lists(pool_transfers):
 
 
 class HiCacheController:
-    """Moves lists for a copy, and pages with them."""
-
     def __init__(self, allocator, mem_pool_host, io_backend):
         self.mem_pool_device_allocator, self.mem_pool_host = allocator, mem_pool_host
         self.mem_pool_device, self.device, self.io_backend = None, "meta", io_backend

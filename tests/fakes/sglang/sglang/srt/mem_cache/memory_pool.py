@@ -65,7 +65,6 @@ def infos(tensors, rows=1):
 
 
 def synchronize(fault):
-    """Wait for the device, as copies to and from the host do."""
     if not has_fault(fault):
         torch.cuda.synchronize()
 

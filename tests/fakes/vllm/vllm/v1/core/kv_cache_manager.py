@@ -7,8 +7,6 @@ from vllm import has_fault
 
 
 class BlockPool:
-    """Blocks; 0 is a placeholder."""
-
     def __init__(self, count):
         self.blocks = [SimpleNamespace(block_id=number, ref_cnt=0) for number in range(count)]
         self.free = deque(self.blocks[1:])
@@ -40,7 +38,6 @@ class KVCacheManager:
         self.tables = {}
 
     def get_computed_blocks(self, request):
-        """The blocks of the longest prefix that is kept."""
         hit = []
         for prefix in request.hasher(request.all_token_ids[:-1]):
             if prefix not in self.block_pool.by_prefix:
@@ -95,7 +92,6 @@ class KVCacheManager:
             self.block_pool.free.append(table[0])
 
     def reset_prefix_cache(self):
-        """Only where nobody holds a block."""
         if len(self.block_pool.free) != len(self.block_pool.blocks) - 1:
             return False
         if not has_fault("no-reset"):

@@ -49,7 +49,6 @@ class CPUOffloadingManager:
         return SimpleNamespace(keys_to_store=new, evicted_keys=gone, store_spec=SimpleNamespace(block_ids=places))
 
     def complete_store(self, keys, context, success=True):
-        """Ready, or gone."""
         for key in keys:
             if success or has_fault("failed-stays"):
                 self.chunks[key].ready = True
