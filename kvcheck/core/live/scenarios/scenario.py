@@ -61,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerScenario:
-    """needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one suffices beside them.
+    """needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one suffices beside.
     why_not: why this server cannot get into the situation. unlikely: why a run that names no scenario leaves this one
     out."""
 
