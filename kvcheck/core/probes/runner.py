@@ -84,8 +84,6 @@ def check_variables(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """All plans of one target run in one child while that lives."""
-
     target: str
     patience: Patience | None = None
     device: str = "cpu"
@@ -139,8 +137,6 @@ class ProbeRunner:
 
 
 class ProbeRunnerRow(RunnerRow):
-    """Plans of probes, by a child that holds an installed engine."""
-
     floor = PROBE_FLOOR
     is_alone = True
 
@@ -187,7 +183,6 @@ class ProbeRunnerRow(RunnerRow):
         return probe_of(plan)[0].shows
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
         every = list(probe_plans(base, []))
         tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
         lacking = [name for name in SCENARIO_NAMES if name not in tried]

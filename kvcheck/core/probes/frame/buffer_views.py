@@ -3,7 +3,6 @@
 Invariants:
 - Buffers are found, not listed: a list would have the same omissions as the engine.
 - Rows share the engine's memory.
-- A tensor of two or more dimensions that fits no unit is reported by name, not skipped.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ def rows_of(held: BufferView, request: int, positions: Sequence[int]) -> torch.T
 @dataclass(slots=True)
 class ProbeJudge(ProbeTally):
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
-        """Add the comparisons and findings of another judge. code, why: new code, and an addition to the message, of
-        findings about rows."""
+        """code, why: new code, and an addition to the message, of findings about rows."""
         self.reads += other.reads
         for name, words in other.words.items():
             self.words[name] = self.words.get(name, 0) + words
@@ -71,8 +70,7 @@ class ProbeJudge(ProbeTally):
         has_others: bool = False,
         wanted: torch.Tensor | None = None,
     ) -> int:
-        """Compare rows with the request's content. Returns the number of right rows. part: bytes of a row that count,
-        [bytes] bool.
+        """Return the number of right rows. part: bytes of a row that count, [bytes] bool.
 
         code: replaces the code of a stale, foreign, torn or unwritten row. lane: the reader. condition: the assumption
         under which wrong rows are a finding. has_others: as in Owners. wanted: the expected rows, if the engine itself

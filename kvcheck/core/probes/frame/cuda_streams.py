@@ -10,7 +10,6 @@ the work was held came before the work; a read that ran only after the release h
 Without triton a hold spins for a fixed number of cycles; the device decides which work runs meanwhile.
 
 Invariants:
-- The engine calls torch's real streams, events and synchronisation.
 - No hold stands when this module makes the process wait for the device. A hold that the engine waits for ends by itself
   after LIMIT_NS; it has imposed no order, and is counted.
 - Tensors of queued work stay in memory until it has run: the allocator knows only the stream that made them.
@@ -38,7 +37,6 @@ HOLD_CYCLES = 40_000_000
 """Spin cycles of a hold without triton: 20 ms at 2 GHz, thousands of times the duration of a small copy."""
 
 LIMIT_NS = 250_000_000
-"""A hold ends by itself after this time."""
 
 HOLDS_MOST = 256
 """Holds between two settlements. To make more while streams are held might wait for them."""
@@ -129,14 +127,12 @@ class CudaMachine:
         return copies
 
     def has_reached(self, is_reached: Callable[[], bool]) -> bool:
-        """At random, one hold is released before the query."""
         if self._standing and self._order not in (EAGER, LAZY) and self._mix.chance(1, 2):
             self._let_first_go()
         return _is_soon(is_reached)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Holds are released WAIT_S after entry."""
         timer = Timer(WAIT_S, self.let_go)
         timer.start()
         try:
@@ -151,7 +147,6 @@ class CudaMachine:
             self._let_go(going.pop(0))
 
     def polled(self, is_reached: bool) -> None:
-        """One hold is released after POLLS_MOST failed polls."""
         self._polls = 0 if is_reached else self._polls + 1
         if self._polls >= POLLS_MOST and self._standing:
             self._polls = 0

@@ -78,14 +78,12 @@ class OnDevice(torch.Tensor):
 
 @contextmanager
 def present() -> Iterator[None]:
-    """Provide the device in this block."""
     with replaced(torch, {DEVICE: torch.cpu}), pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
         yield
 
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Make calls that pin host memory succeed without effect in this block."""
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     with replaced(torch.cuda, {"cudart": lambda: runtime}):
         yield

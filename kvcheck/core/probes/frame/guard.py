@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 OURS = "kvcheck"
 _OF_THE_HARNESS = (AttributeError, NameError, ImportError)
-"""Exceptions that an object of kvcheck can cause inside the engine."""
 
 
 class CannotDrive(Exception):
@@ -33,8 +32,7 @@ class StandInRefusal(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An exception of a call. where: module and line in the engine or kvcheck. raised_in: module of the innermost
-    frame."""
+    """where: module and line in the engine or kvcheck. raised_in: module of the innermost frame."""
 
     text: str
     where: str = ""
@@ -86,8 +84,7 @@ def _innermost(trace: TracebackType | None, package: str, *, is_ours_too: bool =
 
 
 def fitted(callee: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
-    """Call it with the offered values that its signature names. Raises CannotDrive with the name of a required
-    parameter without one."""
+    """Pass the offered values that the signature names. Raises CannotDrive for a required parameter without one."""
     parameters = inspect.signature(callee).parameters.values()
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     missing = [each.name for each in named if each.default is each.empty and each.name not in offered]

@@ -44,7 +44,6 @@ class Names:
         return self.find(name).thing
 
     def has(self, name: str) -> bool:
-        """Whether an optional capability exists. Its absence is recorded in `done_without`."""
         why_not = self.find(name).why_not
         if why_not:
             self.done_without[name] = why_not

@@ -141,10 +141,7 @@ def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> Non
 
 
 def main(entry: str, device: str, variables: str) -> None:
-    """Redirect the child's own output to standard error, and answer on the former standard output.
-
-    variables: the engine's own, as JSON.
-    """
+    """variables: the engine's own, as JSON."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for name, value in VARIABLES[device.partition(":")[0]].items():

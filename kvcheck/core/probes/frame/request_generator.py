@@ -124,7 +124,6 @@ class RequestGenerator:
     made: list[TrackedRequest] = field(default_factory=list)
 
     def draw(self, longest: int, outputs: int) -> TrackedRequest:
-        """The prompt is new, or begins like the prompt and output of an earlier request."""
         mix, number = self.rig.mix, len(self.made) + 1
         base: tuple[TokenSpan, ...] = ()
         kind, pick, cut = mix.below(4), mix.below(max(1, len(self.made))), mix.below(longest - self.page)

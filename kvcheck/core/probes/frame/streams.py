@@ -75,7 +75,6 @@ class HoldReport:
 
 class Machine:
     fired = 0
-    """Holds that a watchdog ended: always 0 here."""
 
     def __init__(self) -> None:
         self.reset(EAGER, 0)
@@ -146,8 +145,6 @@ class Machine:
 
 
 class SideStream:
-    """A stream. The engine finds it as torch.cuda.Stream."""
-
     machine: ClassVar[Machine]
     is_main = False
 
@@ -217,8 +214,6 @@ class SideStream:
 
 
 class SideEvent:
-    """An event. The engine finds it as torch.cuda.Event."""
-
     machine: ClassVar[Machine]
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -259,7 +254,6 @@ def install() -> Machine:
 
 
 def stand_ins(machine: Machine, stream: type[SideStream], event: type[SideEvent]) -> dict[str, Any]:
-    """torch.cuda's names of streams -> their stand-ins."""
     return {
         "Stream": stream,
         "Event": event,

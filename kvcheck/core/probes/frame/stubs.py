@@ -3,7 +3,6 @@
 Invariants:
 - A stub is served only if every other finder has failed, the package is on the allow-list, and the importing module is
   the engine's, or of one of ASKERS. Once a package was served, every module gets the rest of it.
-- A case with a call of a stand-in inside a window is no evidence.
 """
 
 from __future__ import annotations
@@ -129,7 +128,6 @@ class Stub:
 
 @contextmanager
 def replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
-    """Replace attributes of a module or class in this block."""
     before = {name: vars(holder).get(name, ABSENT) for name in names}
     for name, value in names.items():
         setattr(holder, name, value)

@@ -48,8 +48,7 @@ class Reviewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRow:
-    """A probe of an engine. entry: "module:Class". shows: its text for people. scenario: kvcheck's or the engine's
-    word.
+    """entry: "module:Class". shows: its text for people. scenario: kvcheck's or the engine's word.
 
     wants: counts of Evidence that a schedule must reach to be evidence. wants_held: more of them, if streams are held.
     devices: kinds of device that it runs on. dropped, reviewed: facts about releases, by exact version. schedule_s:

@@ -85,15 +85,12 @@ def decode(line: str) -> Message:
 
 
 class Server(Protocol):
-    """An engine's end of the wire."""
-
     def start(self) -> Hello | Refusal: ...
 
     def answer(self, ask: Ask) -> Reply: ...
 
 
 def serve(server: Server, asks: Iterable[str], answers: IO[str]) -> None:
-    """Greet, then answer each line, unless the greeting is a Refusal."""
     greeting = server.start()
     print(encode(greeting), file=answers, flush=True)
     if isinstance(greeting, Refusal):

@@ -49,7 +49,6 @@ class LocalCpu:
             run.pin(key)
 
     def measure(self, rig: Rig) -> None:
-        """Readers overlap with puts that need room. At the end all chunks are given back."""
         run, mix = _BackendRun(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)

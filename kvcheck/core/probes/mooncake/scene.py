@@ -70,10 +70,7 @@ class WrongWrites:
 
 
 class Scene:
-    """The processes of a schedule, ended on exit.
-
-    writers, peers: numbers of processes. settings: variables of the engine for this probe; the user's replace them.
-    """
+    """writers, peers: numbers of processes. settings: variables for this probe; the user's replace them."""
 
     def __init__(
         self, rig: TransferRig, needs: Sequence[str], *, peers: int, writers: int = 1, settings: dict[str, str]
@@ -118,7 +115,6 @@ class Scene:
         self.close()
 
     def fill(self, plane: Plane, peer: int, writes: Writes) -> int:
-        """Return the generation of the new content."""
         self.generation += 1
         for at, size in writes:
             content = self.places.content(owner=peer + 1, generation=self.generation, at=at, size=size)
@@ -126,7 +122,6 @@ class Scene:
         return self.generation
 
     def call(self, name: str, peer: int, writes: Writes, *, after: bool = False, note: str = "") -> EngineCall:
-        """Return a call, with its source filled."""
         self.fill(Plane.SOURCE, peer, writes)
         self._tops[peer] = max([self._tops[peer], *(at + size for at, size in writes)])
         addresses = tuple(self.peers[peer].address(Plane.TARGET, peer, at) for at, _ in writes)

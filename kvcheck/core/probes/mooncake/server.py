@@ -3,8 +3,6 @@
 It loads no library itself: its agents do. It answers each JSON line that it reads with one JSON line.
 
 Invariants:
-- Needs only the standard library and kvcheck's base.
-- There is no verdict without the control.
 - All engines of a child are in one private network; a note states if the system refuses one.
 """
 

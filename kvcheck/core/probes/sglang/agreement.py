@@ -197,7 +197,6 @@ class AgreementScene:
             self._rig.judge.find("KV601", "protocol", text, lane="queue")
 
     def finish(self) -> None:
-        """No request may wait after everything is delivered."""
         if self.agreed:
             for rank in range(RANKS):
                 self.peers.link.land(session(rank))

@@ -54,7 +54,6 @@ LEFT_OUT = "page_first_kv_split, which is made for another kind of device"
 OTHERS = 4000
 """First owner of pages that were freed."""
 COPYING = ("write", "start_writing", "start_loading")
-"""Calls of the controller that make copies."""
 ORDERINGS = "orderings_checked"
 TRIES = 2
 """Tries of a schedule on a device, if its watchdog ended a hold in the first."""
@@ -72,7 +71,6 @@ class HostCopy:
         return (*dict.fromkeys((*host_tier_needs(PLAINEST), *host_tier_needs(_family(subject)))),)
 
     def control(self, rig: Rig) -> None:
-        """Back up and load two pages of the plainest pool; read every getter of the subject's pool without a load."""
         if not isinstance(rig.machine, Machine):
             rig.judge.note(f"compiled copies: {require_compiled(rig.device)}")
         rig.machine.reset(EAGER, 0)
@@ -147,8 +145,6 @@ class CachedRequest:
 
 @dataclass(slots=True)
 class HostCopyScene:
-    """A host tier and the requests in it. readers: getters to read with."""
-
     rig: Rig
     tier: RigHostTier
     readers: tuple[str, ...]
@@ -170,7 +166,6 @@ class HostCopyScene:
         return not isinstance(self.rig.machine, Machine)
 
     def run_plain(self) -> None:
-        """One request there and back. No order is tried."""
         self.is_at_once = True
         self.admit(2)
         self.backup()
@@ -297,7 +292,6 @@ class HostCopyScene:
         self.rig.judge.absorb(first, "KV201" if late else None, why if late else "")
 
     def evict(self, every: bool = False) -> None:
-        """Another request writes the freed pages at once."""
         mix, made = self.rig.mix, self.tier.made
         able = self.of(lambda each: each.device is not None and each.host is not None and not busy(each))
         while able and (every or mix.chance(2, 3) or made.allocator.available_size() < MOST_PAGES * made.page_size):

@@ -79,7 +79,6 @@ class MetadataSlots:
 def deliver_in_parts(
     rig: Rig, buffers: Any, writer: ContentWriter, slot: int, held: list[tuple[BufferView, torch.Tensor]]
 ) -> None:
-    """Deliver the row field by field. It is read once in between, and at the end."""
     coming = list(writer.found.buffers)
     order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
     torn_at = rig.mix.below(len(order))

@@ -6,8 +6,6 @@ pool that is too small for them.
 Invariants:
 - Hits are compared with a dictionary of whole prefixes, and the bytes of every tensor of the pool with the content of a
   prefix's tokens.
-- The schedule's number selects pages of one token or of four (one for states), and the core of the tree, compiled or in
-  Python.
 """
 
 from __future__ import annotations
@@ -58,7 +56,6 @@ class PrefixCache:
         return (*SCHEDULER_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
-        """One request that fits is computed and read. Then the owners of rows are identified."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             run = PrefixCacheRun(rig, arguments)
             run.add(run.generator.unshared(SHORT, SHORT, 0))
@@ -75,10 +72,8 @@ class PrefixCache:
 
 
 class PrefixCacheRun(SchedulerLoop):
-    """A tree with its pool and its requests. must_hit_longest: every hit must equal the longest cached prefix.
-
-    most, outputs: tokens of a prompt and of an output, small enough that one request fits.
-    """
+    """must_hit_longest: every hit must equal the longest cached prefix. most, outputs: tokens of a prompt and of an
+    output, small enough that one request fits."""
 
     def __init__(self, rig: Rig, arguments: Any) -> None:
         tree_name, _, of = rig.subject.rpartition("-")
@@ -172,7 +167,6 @@ class PrefixCacheRun(SchedulerLoop):
         self._settle("with the cache flushed")
 
     def matched(self, tracked: TrackedRequest, hit: int) -> None:
-        """A hit is at most the longest cached prefix, and equal to it if all layers keep all tokens."""
         request, size, judge = tracked.request, self.made.page_size, self.rig.judge
         self._lose()
         tokens = list(request.origin_input_ids) + list(request.output_ids)

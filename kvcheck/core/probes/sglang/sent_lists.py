@@ -4,7 +4,6 @@ The engine's `send_kv_chunk` is called after each chunk, and kvcheck's sender re
 the pages of the whole prompt, so both must be equal for any chunks.
 
 Invariants:
-- The expected lists follow from the engine's own table and allocator.
 - The last chunk is sent as the engine sends it: the sampled token is already among the request's outputs.
 - The control's prompt ends inside a page, and only its pages are compared.
 """

@@ -94,8 +94,7 @@ def _lane(what: str, case: str) -> str:
 
 
 class StateTransfer:
-    """A prefill pool and a decode pool of one family, and the transfer between. state_places: addresses of the decode
-    pool's states."""
+    """state_places: addresses of the decode pool's states."""
 
     def __init__(self, rig: Rig) -> None:
         family, _ = parts(rig.subject)
@@ -113,7 +112,6 @@ class StateTransfer:
         self._window: dict[int, range] = {}
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
-        """Return the worker's exception, if any."""
         total = self._rows(self._theirs)
         self._theirs.writer.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]

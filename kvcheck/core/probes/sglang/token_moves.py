@@ -5,7 +5,6 @@ slots that other tokens of the same call leave.
 
 Invariants:
 - Of a page of index keys, the key and the scale of each token move. Rows that are no target stay unchanged.
-- A release that lacks the call or raises NotImplementedError is UNKNOWN, not a finding.
 """
 
 from __future__ import annotations

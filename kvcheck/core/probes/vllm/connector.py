@@ -52,7 +52,6 @@ class Connected:
         run.work()
 
     def measure(self, rig: Rig) -> None:
-        """At the end nothing is held on either tier."""
         run = _ConnectedRun(rig, POOL)
         for _ in range(REQUESTS):
             run.add(run.generator.draw(LONGEST, OUTPUTS))

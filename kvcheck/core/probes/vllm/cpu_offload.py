@@ -53,7 +53,6 @@ class CpuOffload:
         desk.complete(0)
 
     def measure(self, rig: Rig) -> None:
-        """Lookups, loads and stores overlap. At the end every chunk is idle and can be allocated."""
         desk, mix = _Desk(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)

@@ -56,8 +56,6 @@ class Scheduling:
             run.step()
 
     def measure(self, rig: Rig) -> None:
-        """At the end, pairs: a long prompt and a short one of higher priority that may request one block too many in
-        the step that gives the long one its last piece."""
         run = SchedulerRun(rig, POOL)
         for _ in range(REQUESTS):
             run.add(run.generator.draw(LONGEST, OUTPUTS))

@@ -19,7 +19,6 @@ STATE_CHUNK: Final = 4
 
 
 def bare(kind: Any, attributes: Mapping[str, object]) -> Any:
-    """Make an object of the engine without its start-up, with these attributes alone."""
     made = object.__new__(kind)
     for name, value in attributes.items():
         setattr(made, name, value)

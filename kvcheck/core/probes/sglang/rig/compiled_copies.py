@@ -70,8 +70,7 @@ class CompiledCopies:
 
 
 def require_compiled(device: str) -> str:
-    """Describe the compiled copies. Raises CannotDrive unless they are installed and a trial copy arrives on this
-    device."""
+    """Describe the copies. Raises CannotDrive unless they are installed and a trial copy arrives on this device."""
     found = attempt(lambda: import_module(MODULE))
     if isinstance(found, StubModule):
         raise CannotDrive(f"{MODULE} is not in this environment; {_next()}")

@@ -82,7 +82,6 @@ class RigHostTier:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Device buffers without memory on the host."""
         has = {each.name for each in self.buffers}
         return tuple(name for name in self.made.writer.found.names() if name not in has)
 

@@ -95,7 +95,6 @@ class HybridScene:
     def keep(
         self, what: str, name: str, tier: str, read: Callable[[], torch.Tensor | None], was: torch.Tensor | None = None
     ) -> None:
-        """Watch a list: it may not have changed since its allocation, and may not change later."""
         value = read()
         if value is None:
             raise CannotDrive(f"{what}: no list of {tier} pages where the release has kept one")

@@ -1,7 +1,6 @@
 """AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python, as lists of byte copies.
 
-Names and parameters are those of the compiled functions. Calls that those refuse raise Refused. Direct copies take both
-index lists to the host first.
+Names and parameters are those of the compiled functions. Calls that those refuse raise CopyRefused.
 """
 
 from __future__ import annotations
@@ -116,7 +115,6 @@ def direct(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> Pieces:
-    """Rows that are neighbours on both sides go in one copy."""
     _whole_pages(src_indices, page_size)
     if len(src_layers) != len(dst_layers):
         raise CopyRefused(f"{len(src_layers)} and {len(dst_layers)} layers")

@@ -122,10 +122,8 @@ class SentRequest:
 
 
 class PDPair:
-    """One prefill and its decode ranks. kinds: names of this kind of state in known releases; empty: no states.
-
-    flat: a layer has one buffer, not keys and values.
-    """
+    """kinds: names of this kind of state in known releases; empty: no states. flat: a layer has one buffer, not keys
+    and values."""
 
     def __init__(
         self,

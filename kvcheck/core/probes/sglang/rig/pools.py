@@ -3,7 +3,6 @@
 Invariants:
 - Numbers of units differ from each other and from every other dimension, so the first dimension of a tensor identifies
   the unit of its rows.
-- A request's units follow from its slots and the engine's own maps.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ TOKENS, STATES = 160, 12
 PAGES, STATE = "pages", "states"
 """Kinds of lists: the slots of a node's tokens, and the slot of its recurrent state."""
 ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
-"""A group of one rank."""
 COPIES = {
     "backup_from_device_all_layer": True,
     "backup_from_device_all_layer_physical": True,
@@ -49,7 +48,6 @@ class TreeKind:
 
 
 UNIFIED = "hicache.unified-tree"
-"""The one tree for all kinds of model."""
 _UNIFIED_NEEDS = ("hicache.unified-start", "tree.components")
 _UNIFIED_KINDS = (
     TreeKind(UNIFIED, _UNIFIED_NEEDS),
@@ -214,8 +212,7 @@ def make_tree(
     host_tier: Any = None,
     **more: Any,
 ) -> Any:
-    """name: its capability. more: parameters that not all trees have. host_tier: server arguments for a tree with
-    one."""
+    """name: its capability. more: parameters that not all trees have. host_tier: server arguments, if it has one."""
     names = rig.names
     offered = {
         "disable": False,

@@ -59,7 +59,6 @@ class TreeScene:
             self.rig.judge.note(f"{self.tree.name} loads {fewest} tokens or more: prefixes of {self.tail}")
 
     def fill(self) -> list[tuple[int, ...]]:
-        """Insert three prefixes; two of them begin with the same tokens."""
         mix, token = self.rig.mix, 1000
         apart = 100 * -(-self.tail // 100)
         prefixes: list[tuple[int, ...]] = []
