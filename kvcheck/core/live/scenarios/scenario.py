@@ -61,9 +61,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerScenario:
-    """Fields of a scenario. needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one
-    suffices beside them. why_not: why this server cannot get into the situation. unlikely: why a run that names no
-    scenario leaves this one out."""
+    """Fields of a scenario. needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which
+    one suffices beside them. why_not: why this server cannot get into the situation. unlikely: why a run that names
+    no scenario leaves this one out."""
 
     draw: Callable[[QuestionSource, Rng, Sizes], Round]
     needs: Mapping[str, int] = field(default_factory=dict)
