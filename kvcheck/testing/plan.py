@@ -24,7 +24,7 @@ _CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """Slots: `ids` and `into` of the saved request, `held` of the bystander, `free` of nobody, without padding."""
+    """Slots. ids, into: of the saved request, before and after. held: of the bystander. free: the rest but padding."""
 
     ids: tuple[int, ...]
     into: tuple[int, ...]
@@ -36,7 +36,7 @@ class SlotPlan:
 def plan_of(
     units: RowUnits, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
 ) -> SlotPlan:
-    """Draw whole pages for each request without given ones. Drawn `ids` and `into` share a page every second time."""
+    """Draw whole pages for requests without given ones. Drawn `ids` and `into` share a page with a chance of 1 in 2."""
     mix = Rng(seed)
     padded = {(number + units.slots if number < 0 else number) // units.page_size for number in padding}
     order: list[int] = []

@@ -180,7 +180,7 @@ class StreamedBackend(Generic[Stream, Event]):
             self._make_room()
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Record behind everything queued in the lane. An event of `submit` is replaced: it marks that operation."""
+        """Record behind everything in the lane. An event of `submit` is replaced: it marks that operation's end."""
         self._captures.refuse_record(lane)
         recording = _recording_of(signal)
         event = self._machine.event() if recording is None or recording.is_shared else recording.event

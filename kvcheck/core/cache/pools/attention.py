@@ -24,7 +24,7 @@ class AttentionInputs:
         self._window = shape.window
 
     def position(self, holding: Held, start: int) -> int:
-        """Rotary position of a first token: that of its row, also after a resume. (mutant: resume-shifts-positions)"""
+        """Rotary position of a chunk's start: its row's, also after a resume. (mutant: resume-shifts-positions)"""
         return start
 
     def length(self, start: int, stop: int) -> int:

@@ -26,7 +26,7 @@ class SchedulerDeps:
 def take_slot_and_row(
     metadata: MetadataBuffers, pool: KVPool, request_id: int, *, tokens: int = 0, query: int = 0
 ) -> tuple[int, Holding] | None:
-    """Allocate a metadata slot and a holding for `tokens` tokens; None if either fails. query: as in KVPool.grow."""
+    """Allocate a metadata slot and a holding for `tokens` tokens, or neither: None. query: as in KVPool.grow."""
     slot = metadata.lease(request_id)
     if slot is None:
         return None

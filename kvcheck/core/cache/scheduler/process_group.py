@@ -22,7 +22,7 @@ LOCAL = "127.0.0.1"
 
 class RankGroup:
     def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The element-wise minimum, for each rank. Raise LengthMismatch if they differ. (mutant: rank-decides-alone)"""
+        """Element-wise minimum, for each rank. Raise LengthMismatch if lengths differ. (mutant: rank-decides-alone)"""
         if len({len(values) for values in known}) > 1:
             raise LengthMismatch(f"ranks bring {[len(values) for values in known]} values; expected equally many")
         least = [min(values) for values in zip(*known, strict=True)]

@@ -157,4 +157,3 @@ _CHECKS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "row": (f"at most {MAX_ROW_BYTES} bytes in lower-case hexadecimal", _is_row),
     "runs": ("[leg, first page, pages] rows with page numbers from 0 to 2**63 - 1", _is_runs),
 }
-"""The requirement of each message field, in words and as a test of the JSON value."""

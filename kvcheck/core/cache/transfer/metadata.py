@@ -238,7 +238,6 @@ class MetadataBuffers:
         return self._footprint(np.array([slot], dtype=np.int64), request)
 
     def storage_range(self) -> tuple[int, int]:
-        """First and one-past-last address of the rows, for aliasing checks."""
         return self._rows.data_ptr(), self._rows.data_ptr() + self._rows.numel()
 
     def free(self) -> None:

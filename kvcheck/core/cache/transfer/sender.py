@@ -185,7 +185,6 @@ class Sender:
     # Messages
 
     def poll(self) -> None:
-        """Receive messages of decode ranks, and fail late rooms."""
         for peer, message in self._wire.receive():
             if peer in self._peers:
                 self._take(peer, message)
