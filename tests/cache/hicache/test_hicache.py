@@ -187,6 +187,15 @@ def test_a_node_that_was_not_backed_up_is_dropped_by_eviction(policy: str) -> No
     rig.close()
 
 
+def test_a_node_is_not_backed_up_under_a_parent_that_is_not() -> None:
+    rig = rig_of(host_pages=2, pages=8)
+    rig.serve("abc")  # no room on the host
+    rig.serve("abcde")  # there would be room for the second node alone
+    rig.cache.settle()
+    assert [node.is_backed for node in rig.nodes().values()] == [False, False]
+    rig.close()
+
+
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="write-around"):
         CacheConfig(write_policy="write-around")
