@@ -125,7 +125,6 @@ class LazyGroup(TyperGroup):
     """Subcommands by name; help texts come from the table."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """For shell completion, return the names of one word."""
         return [name for name in COMMANDS if not (ctx.resilient_parsing and name == SERVE)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

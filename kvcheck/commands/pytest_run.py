@@ -39,8 +39,6 @@ MOST_LEFT = 8
 
 
 class PoolChecks:
-    """Value of the fixture kvcheck_pool."""
-
     round_trip = staticmethod(check_round_trip)
     watch = staticmethod(watch)
 

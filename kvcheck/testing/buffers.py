@@ -79,7 +79,6 @@ class Buffer:
 
     @property
     def path(self) -> str:
-        """Name for exclude= and unused=."""
         return self.paths[0]
 
     @property

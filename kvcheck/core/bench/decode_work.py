@@ -274,7 +274,6 @@ class TwoHoldings:
         return self.backend.index(locs_of(units, 0, len(units) * size, size))
 
     def buffers(self) -> Iterator[tuple[str, BufferSpec, torch.Tensor]]:
-        """Yield (space, buffer, words [L, R, W]) of the whole table."""
         for space, buffer in self.pool.buffers():
             yield space, buffer, self.pool.sets[space].write_view(buffer.name)
 

@@ -32,8 +32,6 @@ _EXPECTED = "expected http://HOST:PORT or https://HOST:PORT, with a path if the 
 
 
 class CallFailed(Exception):
-    """A call without a whole answer. reason: one line."""
-
     def __init__(self, end: End, reason: str, status: int | None = None) -> None:
         super().__init__(reason)
         self.end, self.reason, self.status = end, reason, status

@@ -56,7 +56,6 @@ def matrices(scenarios: Sequence[str], counts: Mapping[str, int]) -> tuple[Matri
 
 
 def reached_text(scenarios: Sequence[str], counts: Mapping[str, int]) -> str:
-    """Return reached of reachable situations, such as "37 of 52", for these scenarios."""
     legal = {each.key for name in scenarios for each in situations_of(name)}
     return f"{sum(bool(counts.get(key)) for key in legal)} of {len(legal)}"
 

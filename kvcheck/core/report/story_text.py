@@ -50,7 +50,6 @@ def lanes_of(story: Story) -> list[str]:
 
 
 def lane_letter(at: int) -> str:
-    """Return the letter of a lane; a story has at most twelve lanes."""
     return chr(ord("A") + at)
 
 

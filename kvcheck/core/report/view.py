@@ -327,7 +327,6 @@ def mark_of(row: MutantResult, oracle: str) -> str:
 
 
 def _found_by(row: MutantResult) -> str | None:
-    """The oracle that found the mutant, without the code. On a device the delays find it."""
     return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
 
 

@@ -54,7 +54,6 @@ def rounds_word(evidence: Evidence) -> str:
 
 
 def observed_texts(observed: Mapping[str, int]) -> list[str]:
-    """Return texts such as "4,096 tokens judged", "hit 12 requests"."""
     parts = [f"{counted(observed[TOKEN], 'token')} judged"] if TOKEN in observed else []
     return parts + [f"{name} {amount(name, observed[name])}" for name in in_order(observed)]
 
@@ -132,7 +131,6 @@ def aligned(rows: Sequence[Sequence[str]], *, is_right: bool = False) -> list[st
 
 
 def replay_line(record: RunRecord, finding: Finding) -> str:
-    """Return the shortest command that replays the finding; the run's own if no single schedule shows it."""
     return shorter(finding.replay, record, finding) or record.repro
 
 
@@ -150,13 +148,11 @@ def small_line(finding: Finding) -> str:
 
 
 def wait_text(finding: Finding) -> str:
-    """Return the wait that removes the failure of the smaller schedule, with its evidence, or that none does."""
     wait = (finding.minimal or {}).get("wait")
     return wait if isinstance(wait, str) and small_line(finding) else ""
 
 
 def shorter(whole: str, record: RunRecord, finding: Finding, part: str = "") -> str:
-    """Return `whole`, or the command by name if that is shorter. part: a suffix such as PROOF."""
     named = None if len(whole) <= LONG else by_name("replay", record, finding, part)
     return whole if named is None else min(whole, named, key=len)
 

@@ -81,7 +81,6 @@ class Plan:
 
     @property
     def own_target(self) -> str | None:
-        """MODULE:NAME, or None."""
         return None if self.probe is not None or self.target == BUILTIN else self.target
 
     @property

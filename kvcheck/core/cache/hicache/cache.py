@@ -298,7 +298,6 @@ class HiCache:
             self.start_loads()
 
     def locked(self) -> int:
-        """Locked nodes of either tier; 0 once no request and no transfer is left."""
         return sum(node.locks > 0 or node.host_locks > 0 for node in self.tree.nodes())
 
     def close(self) -> None:

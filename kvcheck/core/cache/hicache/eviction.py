@@ -173,11 +173,9 @@ class Residency:
         return not any(child.device.is_live for child in node.children.values())
 
     def _is_pinned(self, node: Node) -> bool:
-        """Used by a request, a load into the pages or a backup of them."""
         return node.locks > 0
 
     def _is_host_pinned(self, node: Node) -> bool:
-        """Used by a load from the pages, a backup into them or a store of them."""
         return node.host_locks > 0
 
     def _count(self, tier: str, space: str) -> None:

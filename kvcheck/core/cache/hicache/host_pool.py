@@ -281,7 +281,6 @@ def _copy_blocks(blocks: tuple[tuple[torch.Tensor, torch.Tensor], ...]) -> None:
 
 
 def _rows_of(units: IndexArray, rows: int) -> IndexArray:
-    """Rows of the units, [n * rows]."""
     return (units[:, None] * rows + np.arange(rows, dtype=np.int64)).reshape(-1)
 
 

@@ -145,7 +145,6 @@ class Node:
 
     @property
     def is_backed(self) -> bool:
-        """The host holds all pages of the node, and they have arrived."""
         return self.host.is_live and self.backing is None
 
     def tier(self, name: str) -> TierIndices:
@@ -205,8 +204,6 @@ class TransferBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded(Event):
-    """A backup or a load was acknowledged."""
-
     transfer: Transfer
 
 

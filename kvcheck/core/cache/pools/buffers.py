@@ -70,8 +70,6 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSpec:
-    """Buffers that share one id space."""
-
     name: str
     unit: Granularity  # PAGE or SLOT, allocated as one id
     layers: tuple[int, ...]  # global ids in the order of the buffers' first dimension

@@ -43,7 +43,6 @@ class IndexTable:
         self._submit(columns, values, entries, row=row)
 
     def assign(self, columns: IndexArray, values: IndexArray) -> None:
-        """table[0, columns] = values."""
         self._submit(columns, values, self.footprint(np.zeros_like(columns), columns, columns + 1), row=0)
 
     def footprint(self, rows: IndexArray, starts: IndexArray, stops: IndexArray) -> Footprint:

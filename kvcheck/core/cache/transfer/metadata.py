@@ -74,7 +74,6 @@ class MetadataRow:
         return self._packed
 
     def field(self, name: str) -> torch.Tensor:
-        """A field's values, [width]; memory of this row."""
         (field,) = (each for each in self._fields if each.name == name)
         return self._values(field)
 

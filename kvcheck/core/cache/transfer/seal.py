@@ -149,7 +149,6 @@ class Sealer:
         return [each for each in self._layout.buffers if (each.space, each.name) in content.pieces]
 
     def _words(self, buffer: BufferLayout, shards: tuple[int, int]) -> torch.Tensor:
-        """[L, R, words] of the shards."""
         first, count = (each * buffer.rows.shard_bytes // 8 for each in shards)
         return self._pool.sets[buffer.space].write_view(buffer.name)[:, :, first : first + count]
 

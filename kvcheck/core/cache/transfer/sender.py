@@ -259,7 +259,6 @@ class Sender:
             self.refuse(message.room, message.attempt, message.reason)
 
     def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
-        """Send the reason behind all writes to the peer; return their signal."""
         flushed = self._wire.flush(peer)
         status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
         self._wire.send(peer, status, after=(flushed,))

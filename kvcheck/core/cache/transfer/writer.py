@@ -87,7 +87,6 @@ class Writer:
             self._wire.write(peer, leg, writes, ticket=_ticket(want), after=after)
 
     def _part_name(self, peer: str, key: Piece) -> str:
-        """This rank's part of the target's buffer, if several ranks write one row."""
         return part_name(key[1], self._layout.rank, len(self._sources[peer]))
 
     def write_row(self, want: Want, peer: str, slot: int, after: Sequence[Signal]) -> None:

@@ -216,7 +216,6 @@ class ArmResult:
 
     @property
     def by_request(self) -> dict[int, float]:
-        """Deviations that can be a control: not those of retracted requests."""
         retracted = {each.sending.question.number for each in self.exchanges if each.answer.retractions}
         return {number: value.largest for number, value in self.values.items() if number not in retracted}
 

@@ -52,7 +52,6 @@ class Ids:
 
     @property
     def drawn(self) -> int:
-        """Tokens that are neither opener nor marker."""
         return self.end - self.first - MARKERS - 1
 
 
@@ -134,7 +133,6 @@ class OwnQuestions:
         return question
 
     def cover(self, subject: Subject) -> int:
-        """The code, and enough further tokens to show whether an answer goes astray."""
         return ANSWER
 
     def drawn(self, number: int) -> tuple[tuple[int, ...], ...]:

@@ -91,7 +91,6 @@ def _difference(one: _StepRow, two: _StepRow) -> float:
 
 
 def _lacking(one: _StepRow, two: _StepRow) -> float:
-    """The least difference of the answered token of `one`, if `two` does not list it."""
     if one.token in two.top:
         return 0.0
     most = min(two.top.values()) if two.is_listed else min(two.logprob, _rest(two.logprob))

@@ -141,7 +141,6 @@ class TimedRounds:
         return bool(widths) and all(width is not None and width <= precision for width in widths)
 
     def rows(self, why_none: str | None = None) -> list[BenchRow]:
-        """A row for each metric of both servers. why_none: why these are no measurements."""
         return [row for case in METRICS if (row := self._row(case, why_none)) is not None]
 
     def _row(self, case: str, why_none: str | None) -> BenchRow | None:

@@ -66,7 +66,6 @@ class OnDevice(torch.Tensor):
         return self.held.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """The host memory, for interpreted kernels."""
         return self.held.untyped_storage()
 
     def record_stream(self, _: object) -> None:

@@ -221,7 +221,6 @@ def _prices(records: Sequence[RunRecord]) -> dict[str, tuple[BenchRow | None, ..
 
 
 def _order(group: tuple[str, list[Row]]) -> tuple[bool, str]:
-    """Bugs by their letters, then scenarios without a bug."""
     title = group[0]
     return title[1:2] != ":", title
 

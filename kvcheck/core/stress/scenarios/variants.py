@@ -20,7 +20,6 @@ STRIDE = 7
 """The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
 
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +52,9 @@ class Settings:
     def variants(self) -> int:
         return len(covering_array(tuple(len(values) for _, values in self.kinds)))
 
-    @property
-    def pairs(self) -> int:
-        return sum(len(one) * len(other) for (_, one), (_, other) in combinations(self.kinds, 2))
-
 
 def settings_of(kinds: Mapping[str, Iterable[str]]) -> Settings:
     return Settings(tuple((kind, tuple(values)) for kind, values in kinds.items()))
-
-
-def pairs_tried(variants: Iterable[tuple[str, ...]]) -> frozenset[Pair]:
-    return frozenset(pair for names in variants for pair in combinations(names, 2))
 
 
 @cache

@@ -302,7 +302,6 @@ class ContentDecoder:
         return rows_torch(codes, self._mask(self.site(space, buffer, layer), words), torch.int64)
 
     def site(self, space: str, buffer: BufferSpec, layer: int, piece: str = "") -> content.Site:
-        """Site of this rank's rows of a buffer. layer: global id."""
         return content.Site(space, buffer.name, piece, layer, self._first_words.get((space, buffer.name), 0))
 
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:
