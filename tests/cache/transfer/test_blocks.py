@@ -218,7 +218,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("call", REFUSED, ids=str)
+@pytest.mark.parametrize("call", REFUSED, ids=[f"{each.func.__name__}-{at}" for at, each in enumerate(REFUSED)])
 def test_what_does_not_fit_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(LayoutMismatch):
         call()
