@@ -15,9 +15,10 @@ import pytest
 import torch
 from rigs.live_processes import poll
 
-from kvcheck.core.base.errors import TransferError
+from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.cache.backend.backend import Place, Signal
 from kvcheck.core.cache.backend.copy_lane import CopyLane
+from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.ipc.wire import Fence, FenceWriter, IpcWire, read_fence
@@ -229,6 +230,12 @@ def test_bytes_on_a_link_end_it_and_so_does_what_is_about_an_engine() -> None:
         target.wire._take("prefill-0", FrameKind.FENCE, bytearray(b"{}"))
         target.wire.receive()
         assert poll(lambda: target.wire.links["prefill-0"].is_lost and not source.wire.receive())
+
+
+def test_memory_that_nobody_else_can_map_is_refused() -> None:
+    wire = IpcWire(ScopedBackend(EagerBackend(), "prefill-0"))
+    with pytest.raises(LayoutMismatch, match="got eager"):
+        wire._memory()
 
 
 # The lanes

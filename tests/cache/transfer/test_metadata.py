@@ -15,8 +15,20 @@ from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
 from kvcheck.core.stress.strategies import LazyStrategy
 
-FIELDS = metadata_fields(16)
-NAMES = [each.name for each in FIELDS]
+# (name, width, dtype, offset) for a hidden size of 16
+FIELDS = [
+    ("output_ids", 16, torch.int32, 0),
+    ("cached_tokens", 16, torch.int32, 64),
+    ("output_token_logprobs_val", 16, torch.float32, 128),
+    ("output_token_logprobs_idx", 16, torch.int32, 192),
+    ("output_top_logprobs_val", 128, torch.float32, 256),
+    ("output_top_logprobs_idx", 128, torch.int32, 768),
+    ("output_topk_p", 16, torch.float32, 1280),
+    ("output_topk_index", 16, torch.int64, 1344),
+    ("output_hidden_states", 16, torch.float32, 1472),
+    ("bootstrap_room", 8, torch.int64, 1536),
+]
+NAMES = [row[0] for row in FIELDS]
 HIDDEN_SIZES = [1, 16, 17, 600]  # an odd one leaves a gap in the row; a large one needs several pieces of wire
 
 
@@ -42,6 +54,11 @@ def values_for(seed: int, fields: Sequence[MetadataField]) -> dict[str, torch.Te
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_the_ten_fields_lie_in_this_order_at_these_offsets() -> None:
+    assert [(each.name, each.width, each.dtype, each.offset) for each in metadata_fields(16)] == FIELDS
+    assert buffers_of().row_bytes == 1600
 
 
 @pytest.mark.parametrize("hidden_size", HIDDEN_SIZES)
@@ -130,7 +147,7 @@ def test_a_row_outside_the_slots_is_not_shown(slot: int) -> None:
         ("output_ids", torch.tensor(3, dtype=torch.int32)),
         ("output_ids", torch.zeros((2, 2), dtype=torch.int32)),
         ("output_ids", torch.zeros(1, dtype=torch.int64)),
-        *((each.name, torch.zeros(each.width + 1, dtype=each.dtype)) for each in FIELDS),
+        *((name, torch.zeros(width + 1, dtype=dtype)) for name, width, dtype, _ in FIELDS),
         *((name, torch.zeros(1, dtype=torch.float64)) for name in NAMES),
     ],
 )
