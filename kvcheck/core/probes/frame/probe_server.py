@@ -24,21 +24,8 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Probe, Rig, StreamsOfDevice, load, run
 from kvcheck.core.probes.frame.stubs import Stubs
-from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import VARIABLES, EngineSpec, ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, draws_of, serve
-
-VARIABLES = {
-    "cpu": {
-        "TRITON_INTERPRET": "1",  # Triton kernels are interpreted on the CPU
-        "CUDA_VISIBLE_DEVICES": "",
-        "TOKENIZERS_PARALLELISM": "false",
-    },
-    "cuda": {
-        "TRITON_INTERPRET": "0",  # the caller's may be 1, and an interpreted hold would wait for its own process
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one blocks no other
-        "TOKENIZERS_PARALLELISM": "false",
-    },
-}
 
 
 class ProbeServer:
