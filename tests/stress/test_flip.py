@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -12,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.commands.main import run
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, read_record
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import CellTask, Limit
+from kvcheck.core.run.workers import tasks_text, work
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import FlipStrategy, Pair, Recorder, parse_pair
@@ -247,7 +251,7 @@ def test_stress_prints_the_proof_and_its_line_which_is_fixed_without_the_bug(
     assert run(["stress", "--mutant", RACE, "--seed", "1", "--out", str(tmp_path), "--no-reports"]) == 1
     printed = capsys.readouterr().out
     assert "\n    proof   in the other order request " in printed
-    assert re.search(r"\n    \w+ +kvcheck replay \S+#1:proof", printed)
+    assert re.search(r"\n    shown   kvcheck replay \S+#1:proof --out ", printed)
     (path,) = tmp_path.glob("*/run.json")
     proofs = [each.minimal for each in read_record(path).findings if each.minimal and "replay" in each.minimal]
     (proof,) = proofs
@@ -260,3 +264,14 @@ def test_stress_prints_the_proof_and_its_line_which_is_fixed_without_the_bug(
     assert capsys.readouterr().out.startswith(" FIXED  hicache/llama-3-tiny: ")
     assert run(["stress", "--strategy", "flip", "--out", str(tmp_path)]) == 2
     assert "--strategy flip: use kvcheck replay with the line" in capsys.readouterr().err
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_worker_confirms_when_its_task_says_so(confirms: bool) -> None:
+    begun: list[str] = []
+    task = CellTask(plan=cell(RACE, 1), schedules=1, confirms=confirms)
+    reports = [json.loads(line) for line in work(tasks_text([(0, task)], Limit()), target_of, begun.append)]
+    told = [each for each in reports[0]["findings"] if "confirmed" in each["minimal"]]
+    assert len(told) == confirms
+    assert [json.loads(line)["begins"] for line in begun] == [task.plan.line()]
