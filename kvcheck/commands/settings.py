@@ -103,7 +103,7 @@ def _command(name: str, place: str, root: Any) -> str:
     if name not in known:
         moved = COMMANDS_THAT_MOVED.get(name)
         raise UsageError(f"{place}: no command {name!r}{f'; {moved}' if moved else did_you_mean(name, known)}")
-    return str(known[name])
+    return known[name]
 
 
 def words_set(ctx: Any) -> list[str]:

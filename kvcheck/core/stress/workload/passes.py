@@ -17,7 +17,7 @@ from kvcheck.core.cache.scheduler.decoder import Chunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Some positions of every chunk, concatenated. codes: [T] expected mix64(tag). Others: as in Places."""
+    """Some positions of every chunk, concatenated. codes: [T] expected mix64(tag). Others: as in ChunkPositions."""
 
     places: torch.Tensor
     codes: torch.Tensor
