@@ -12,6 +12,7 @@ from kvcheck.commands.closing import close
 from kvcheck.commands.options import check_positive
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.terminal import Terminal
+from kvcheck.core.report.screen import grid_lines
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import make_folder
 
@@ -28,6 +29,7 @@ class Asked:
     output: list[str] | None
     format_name: str
     reports: bool
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         check_positive("--max-time", self.max_time)
@@ -53,9 +55,14 @@ class Asked:
             seed=drawn,
             plan=plan,
             out=self.out,
-            teller=Terminal(is_quiet=self.format_name == "json"),
+            teller=Terminal(is_quiet=self.format_name == "json", is_verbose=self.verbose),
             resumes=resumes,
         )
+
+    def draw(self, session: Session) -> None:
+        """Show the grid of cells above the progress of a terminal."""
+        if isinstance(session.teller, Terminal):
+            session.teller.board = lambda width: grid_lines(session.record(complete=False), width)
 
     def close(self, session: Session, *, interrupted: bool) -> int:
         outputs = parse_outputs(self.output, self.format_name)

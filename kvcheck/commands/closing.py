@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvcheck.commands.probes import reviewed_findings
 from kvcheck.commands.report import write_reports
-from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
+from kvcheck.commands.terminal import columns, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.report.screen import screen_lines
 from kvcheck.core.report.situation_matrix import matrix_lines
 from kvcheck.core.run.session import Session
 
@@ -27,12 +29,9 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         code = _code_without_record(record.exit_code)
         record = session.record(complete=not interrupted, exit_code=code)
     session.say()
-    told = [
-        *matrix_lines(record),
-        *left_out_lines(record),
-        *findings_block(record.findings, record if is_kept else None),
-    ]
-    for line in [*told, *verdict_lines(record)]:
+    for line in matrix_lines(record):
+        session.detail(line)
+    for line in screen_lines(record, columns(), reviewed_findings(record, record.findings), is_kept=is_kept):
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")
@@ -43,8 +42,8 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         session.warnings += problems
         record = session.save(complete=not interrupted, exit_code=code)
     kept = str(session.folder / "run.json") if is_kept else "none: run.json could not be saved whole"
-    for line in place_lines(record, page or kept):
-        session.say(line)
+    session.say(f" report {page or kept}")
+    session.say(f" exit {record.exit_code}")
     session.teller.record(record)
     return record.exit_code
 

@@ -24,6 +24,7 @@ from kvcheck.commands.options import (
     Outputs,
     Reports,
     Seed,
+    Verbose,
     draw_seed,
     identity,
     search,
@@ -106,6 +107,7 @@ def live(
     output: Outputs = None,
     format_name: Format = "text",
     reports: Reports = True,
+    verbose: Verbose = False,
 ) -> int:
     check_subject("live", (url, *(scenarios or ())))
     check_address("URL", url)
@@ -132,6 +134,7 @@ def live(
         output=output,
         format_name=format_name,
         reports=reports,
+        verbose=verbose,
     )
     if own_model and known is not None:
         raise UsageError(

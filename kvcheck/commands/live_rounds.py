@@ -158,7 +158,7 @@ def _round(session: Session, runner: RoundSource[P], each: RoundCell[P], until: 
 
 def _tell(session: Session, each: RoundCell[P]) -> None:
     for line in cell_lines(each.result()):
-        session.say(line)
+        session.detail(line)
     place = common_place(each.found)
     if place is not None and place[2] > 1:
         layer, page, requests = place
@@ -187,7 +187,7 @@ def end_rounds(
     rows = requirements(required, total, flags, refuted)
     for row in rows:
         for line in cell_lines(row):
-            session.say(line)
+            session.detail(line)
     cells = {each.plan.cell for each in progress}
     before = [row for row in session.results if row.id not in cells]
     session.results = [*before, *(each.result() for each in progress), *rows]

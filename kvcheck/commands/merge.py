@@ -15,7 +15,7 @@ import typer
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, Out, Outputs, Reports, check_choice
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.terminal import Terminal, cell_lines
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.cells import lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
@@ -49,9 +49,6 @@ def merge(
     session = _session(ctx, records)
     session.say(f"kvcheck {session.version}  merge  run {session.run_id}  {counted(len(records), 'run')}")
     session.say()
-    for row in session.results:
-        for line in cell_lines(row, session.findings):
-            session.say(line)
     return close(session, outputs, reports=reports, interrupted=False)
 
 

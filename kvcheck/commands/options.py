@@ -56,6 +56,9 @@ Outputs = Annotated[
 ]
 Format = Annotated[str, results("--format", help="What to print: text or json.", callback=_known_format)]
 Reports = Annotated[bool, results(help="Write report.html and CSV tables beside run.json.")]
+Verbose = Annotated[
+    bool, results("--verbose", "-v", help="Print a line for each cell as it ends, notes, and all situations.")
+]
 Resume = Annotated[bool, results("--resume", help="Continue the newest interrupted run of the same plan.")]
 ConditionalFails = Annotated[
     bool,

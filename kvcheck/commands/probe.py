@@ -17,6 +17,7 @@ from kvcheck.commands.options import (
     Reports,
     Resume,
     Seed,
+    Verbose,
     check_plan,
     draw_seed,
     search,
@@ -71,6 +72,7 @@ def probe(
     output: Outputs = None,
     format_name: Format = "text",
     reports: Reports = True,
+    verbose: Verbose = False,
     resume: Resume = False,
 ) -> int:
     from kvcheck.core.probes.runner import engine_env
@@ -87,6 +89,7 @@ def probe(
         format_name=format_name,
         resume=resume,
         reports=reports,
+        verbose=verbose,
         fails_on_conditional=fail_on_conditional,
     )
     check_subject("probe", (engine,))

@@ -24,6 +24,7 @@ from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record, 
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.line import MAX_DIGITS
 from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import RUN_FILE, RunStore
@@ -36,21 +37,20 @@ if TYPE_CHECKING:
     from kvcheck.core.run.outcome import Runner
 
 
-PORTFOLIO = "portfolio"
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0
 """CPU seconds of each process: on an idle machine, a run of everything takes a minute and a half. A busy one takes
 longer, and tries as much."""
 
 
-def strategy_of(strategy: str, within: int | None) -> str:
-    if within is None:
-        return strategy
-    if within < 0:
-        raise UsageError(f"--answers-within {within}: expected a number from 0 on")
-    if strategy not in (PORTFOLIO, ANSWERS):
-        raise UsageError(f"--answers-within {within}: expected --strategy answers, or none; got {strategy}")
-    return ANSWERS
+def strategy_of(text: str) -> tuple[str, int | None]:
+    """Return the strategy, and K of answers:K. Raises UsageError."""
+    name, colon, within = text.partition(":")
+    if not colon:
+        return name, None
+    if name != ANSWERS or not (within.isascii() and within.isdecimal() and len(within) < MAX_DIGITS):
+        raise UsageError(f"--strategy {text}: expected a strategy, or answers:K with a number K from 0 on")
+    return name, int(within)
 
 
 def plan_exploring(cell: ScheduleCell, *, within: int, workloads: int | None) -> None:
@@ -122,11 +122,12 @@ def run_cells(
         warn(line)
     session.warnings += [*absent, *(of_row := row.untried(base, named)), *beside.untried, *exposed]
     _tell_head(session, base, workers, engine)
+    asked.draw(session)
     interrupted = _collect(session, tasks, workers, asked.limit(is_once=is_once, beside_s=beside.cpu_s), engine)
     _tell_end(session, base.mutant, asked.max_time, interrupted=interrupted)
     shown = of_row if base.own_target or row.tells_notes or base.on_device else ()
     for line in (*absent, *shown, *beside.untried):
-        session.say(f" ----  {line}")
+        session.detail(f" ----  {line}")
     return asked.close(session, interrupted=interrupted)
 
 
@@ -144,18 +145,16 @@ def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, i
 
 
 def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:
-    cells = counted(len(session.cells), "cell")
-    about = f"{cells}, {counted(workers, 'process')}"
-    if base.own_target is not None:
-        about = f"{about}, {base.own_target}"
+    cells = f"{counted(len(session.cells), 'cell')} in {counted(workers, 'process')}"
+    about = base.own_target or "kvcheck's own cache"
     if engine is not None:
         hello = engine.start()
         torch = f", torch {hello.torch}" if hello.torch else ""
-        about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}{torch}"
-    session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {about}")
+        about = f"{hello.engine} {hello.version}, Python {hello.python}{torch}"
+    session.say(f"kvcheck {session.version}   {about}   seed {base.seed}   run {session.run_id}   {cells}")
     for line in pass_lines([(cell.plan, cell.floor) for cell in session.cells.values()], session.plan["max_time_s"]):
         session.say(line)
-    session.say()
+    session.detail()
 
 
 def _plan_cells(asked: CellRun, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
@@ -249,13 +248,13 @@ def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
 def _tell_cell(session: Session, cell: ScheduleCell) -> None:
     """Print the line of a cell that has run enough for a pass, and again only if its end differs."""
     for note in cell.notes:
-        session.say(f"       {note}")
+        session.detail(f"       {note}")
     cell.notes.clear()
     found = sum(each.cell == cell.id for each in session.findings)
     row = cell.result()
     if cell.told != found or row.verdict is not Verdict.PASS:
         for line in cell_lines(row, session.findings):
-            session.say(line)
+            session.detail(line)
     cell.told = found
 
 

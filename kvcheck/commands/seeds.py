@@ -212,7 +212,7 @@ class _SeedsRun:
             explain_findings(session, max_time_s)
         for row in session.results:
             for line in cell_lines(row, session.findings):
-                session.say(line)
+                session.detail(line)
         session.say()
         session.say(f" {tally.work}, {tally.cpu_s:,.0f} CPU seconds of schedules")
         if tally.batches < tally.wanted and not interrupted:

@@ -16,6 +16,7 @@ from kvcheck.commands.options import (
     Reports,
     Resume,
     Seed,
+    Verbose,
     check_plan,
     check_positive,
     draw_seed,
@@ -71,13 +72,11 @@ MaxTime = Annotated[
         f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass."
     ),
 ]
-Strategy = Annotated[str, search(help="Order of operations: portfolio, eager, lazy, delay, random or answers.")]
-AnswersWithin = Annotated[
-    int | None,
+Strategy = Annotated[
+    str,
     search(
-        metavar="K",
-        help="Run every schedule whose answers to the process differ from the eager order's in at most K places. "
-        "--schedules is then the number of workloads. Default: one of each variant.",
+        help="Order of operations: portfolio, eager, lazy, delay, random or answers. answers:K: every schedule whose "
+        "answers differ from the eager order's in at most K places; --schedules is then the number of workloads."
     ),
 ]
 Seeds = Annotated[
@@ -122,7 +121,6 @@ def stress(
     seed: Seed = None,
     seeds: Seeds = None,
     strategy: Strategy = "portfolio",
-    answers_within: AnswersWithin = None,
     device: Device = "cpu",
     transport: Transport = None,
     ranks: Ranks = None,
@@ -133,10 +131,12 @@ def stress(
     output: Outputs = None,
     format_name: Format = "text",
     reports: Reports = True,
+    verbose: Verbose = False,
     resume: Resume = False,
     backend: Backend = None,
     decoder: Decoder = None,
 ) -> int:
+    strategy, within = strategy_of(strategy)
     asked = CellRun(
         argv=ctx.obj,
         schedules=schedules,
@@ -148,13 +148,13 @@ def stress(
         format_name=format_name,
         resume=resume,
         reports=reports,
+        verbose=verbose,
         jobs=jobs,
-        within=answers_within,
+        within=within,
     )
     many = many_seeds(asked, seeds=seeds, shard=shard, ray=ray, trace=trace)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")
-    strategy = strategy_of(strategy, answers_within)
     base = Plan(
         scenario="",
         target=target,

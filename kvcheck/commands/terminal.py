@@ -7,49 +7,69 @@ Invariants:
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 import typer
 
-from kvcheck.commands.probes import reviewed_findings
-from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict, to_plain
-from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
+from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.report.prices import is_check, is_enough
-from kvcheck.core.report.view import cause_view, verdicts_text, work_counts
 from kvcheck.core.report.wording import conditional_text, coverage_text, observed_texts, rounds_word
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
-_COLOURS = {
-    **dict.fromkeys(("PASS", "OK", "FIXED", "CLEAN"), "green"),
-    **dict.fromkeys(("FAIL", "SLOWER", "STILL FAILS"), "red"),
-    **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
+_STYLES = {
+    r"^ (PASS|OK|FIXED|CLEAN)(?= |$)": "bold green",
+    r"^ (FAIL|SLOWER|STILL FAILS)(?= |$)": "bold red",
+    r"^ (\?\?\?\?|UNKNOWN|INCONCLUSIVE|NOT REPRODUCED)(?= |$)": "bold yellow",
+    r"(?<!\w)✔": "green",
+    r"(?<!\w)✘": "bold red",
+    r"(?<![\w?])\?(?=[\d ]|[a-z])": "bold yellow",
+    r"\bKV\d{3}\b": "magenta",
+    r"\b(kvcheck|pytest) [a-z-].*": "cyan",
+    r"(?<=^ report )\S.*": "underline",
 }
-_VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
-_CLEAR = "\r\x1b[K"
-"""Return to the start of a terminal line, and empty it."""
+"""Styles by the text that they are given to: verdicts, marks, codes, commands and paths."""
+_MARKS = str.maketrans({"✔": "+", "✘": "x", "·": ".", "━": "=", "─": "-", "…": "...", "±": "+-"})
+"""Replacements for an output that cannot encode them."""
 WRITING = threading.RLock()
 """Held while a line is written: the clock of the progress line has a thread of its own."""
-USUAL_COLUMNS = 80
+USUAL_COLUMNS, USUAL_ROWS = 80, 24
+PIPED_COLUMNS = 120
+"""Columns of a screen that is not on a terminal, unless COLUMNS is set."""
+_ERASE = "\x1b[J"
+"""Empty the terminal from here on."""
 
 
 def say(line: str = "") -> None:
     """Print a line on stdout, its verdict coloured on a terminal. Raises OSError."""
     text = _shown(line, getattr(sys.stdout, "encoding", None))
     is_coloured = has_colours(sys.stdout)
-    if is_coloured:
-        text = _VERDICT.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[1]], bold=True), text)
-    typer.echo(text, color=is_coloured or None)
+    typer.echo(_coloured(text) if is_coloured else text, color=is_coloured or None)
+
+
+def _coloured(line: str) -> str:
+    """Return the line with the codes of its styles."""
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(line)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=max(len(line), 1) + 1)
+    for pattern, style in _STYLES.items():
+        for found in re.finditer(pattern, line):
+            text.stylize(style, *found.span())
+    with console.capture() as made:
+        console.print(text, soft_wrap=True, end="")
+    return made.get()
 
 
 def has_colours(stream: TextIO) -> bool:
@@ -62,27 +82,58 @@ def is_live() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def passing(text: str) -> None:
-    """On a terminal, replace the passing line of stderr, cut to its width."""
-    if is_live():
+class _Live:
+    """The last lines of a terminal, which each call replaces."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Replace the lines, cut to the width; of lines that do not fit its height only the last is shown."""
+        if not is_live():
+            return
+        width, height = terminal_size(sys.stderr)
+        shown = [printable(line)[: width - 1] for line in (lines if len(lines) < height else lines[-1:])]
+        styled = [_coloured(line) for line in shown] if has_colours(sys.stderr) else shown
         with WRITING:
-            sys.stderr.write(f"{_CLEAR}{printable(text)[: _columns() - 1]}")
+            up = f"\x1b[{self._rows - 1}A" if self._rows > 1 else ""
+            sys.stderr.write(f"\r{up}{_ERASE}" + "\n".join(styled))
             sys.stderr.flush()
+            self._rows = len(shown)
 
 
-def _columns() -> int:
+_LIVE = _Live()
+
+
+def passing(text: str) -> None:
+    """On a terminal, replace the passing lines of stderr by one, cut to its width."""
+    _LIVE.show([text])
+
+
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Return columns and rows; without a terminal USUAL_COLUMNS, or COLUMNS of the environment."""
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+        columns, rows = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError, AttributeError):
-        return USUAL_COLUMNS
+        columns, rows = 0, 0
+    named = os.environ.get("COLUMNS", "")
+    return columns or (int(named) if named.isdecimal() and int(named) else USUAL_COLUMNS), rows or USUAL_ROWS
+
+
+def columns() -> int:
+    """Return the columns of what is printed on stdout."""
+    is_set = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    return terminal_size(sys.stdout)[0] if is_set else PIPED_COLUMNS
 
 
 def clear_passing() -> None:
-    passing("")
+    _LIVE.show([])
 
 
 HEARTBEAT_S = 30.0
 """Seconds between two lines of progress without a terminal."""
+BAR = 30
+"""Characters of the bar of a live line."""
 
 
 class ProgressLine:
@@ -92,23 +143,38 @@ class ProgressLine:
         self._began = time.monotonic()
         self._written_s = 0.0
 
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def show(self, text: str) -> None:
-        elapsed_s = self.elapsed_s
-        passing(f"{elapsed_s:6.1f}s  {text}")
-        if not is_live() and elapsed_s - self._written_s >= HEARTBEAT_S:
+    def show(self, text: str, share: float | None = None, above: Sequence[str] = ()) -> None:
+        """share: of the whole that is done, from 0 to 1; None if it is not known. above: lines shown above it."""
+        elapsed_s = time.monotonic() - self._began
+        clock = _clock(elapsed_s)
+        if share is not None and share >= LEAST_SHARE:
+            clock += f" of about {_clock(elapsed_s / min(share, 1.0))}"
+        bar = "" if share is None else f"{'━' * round(BAR * min(share, 1.0)):─<{BAR}}  "
+        if is_live():
+            _LIVE.show([*above, f" {bar}{clock}  {text}"])
+        elif elapsed_s - self._written_s >= HEARTBEAT_S:
             self._written_s = elapsed_s
-            complain(f"{elapsed_s:.0f} s: {text}")
+            complain(f"{clock}: {text}")
+
+
+LEAST_SHARE = 0.05
+"""Share of a run below which its end is not estimated."""
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 class Terminal:
-    """Shows a run: results on stdout, progress on stderr. is_quiet: only the record goes to stdout, at the end."""
+    """Shows a run: results on stdout, progress on stderr.
 
-    def __init__(self, *, is_quiet: bool) -> None:
-        self.is_quiet = is_quiet
+    is_quiet: only the record goes to stdout, at the end. is_verbose: details are printed. board: makes the lines above
+    the progress of a terminal, for its columns.
+    """
+
+    def __init__(self, *, is_quiet: bool, is_verbose: bool = False) -> None:
+        self.is_quiet, self.is_verbose = is_quiet, is_verbose
+        self.board: Callable[[int], list[str]] | None = None
         self._line = ProgressLine()
 
     def say(self, text: str) -> None:
@@ -120,9 +186,14 @@ class Terminal:
     def warn(self, text: str) -> None:
         warn(text)
 
-    def progress(self, text: str) -> None:
+    def detail(self, text: str) -> None:
+        if self.is_verbose:
+            self.say(text)
+
+    def progress(self, text: str, share: float | None = None) -> None:
         if not self.is_quiet:
-            self._line.show(text)
+            is_drawn = self.board is not None and is_live()
+            self._line.show(text, share, self.board(terminal_size(sys.stderr)[0]) if is_drawn and self.board else ())
 
     def clear(self) -> None:
         if not self.is_quiet:
@@ -150,8 +221,11 @@ def warn(message: str) -> None:
 
 
 def _shown(line: str, encoding: str | None) -> str:
-    name = encoding or "utf-8"
-    return printable(line).encode(name, "backslashreplace").decode(name)
+    name, text = encoding or "utf-8", printable(line)
+    try:
+        return text.encode(name).decode(name)
+    except UnicodeEncodeError:
+        return text.translate(_MARKS).encode(name, "backslashreplace").decode(name)
 
 
 def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[str]:
@@ -194,61 +268,3 @@ def _counts(evidence: Evidence) -> list[str]:
     named = (("retraction", evidence.retractions), ("resume", evidence.resumes))
     counts += [counted(value, noun) for noun, value in named if value is not None]
     return counts + ([] if evidence.foreign_reuses is None else [f"{evidence.foreign_reuses} into reused pages"])
-
-
-def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
-    """record: of the run that stores both; None: lines are whole and without a story."""
-    cause = cause_view(number, bug, record)
-    finding = cause.finding
-    head = f" {number}  {finding.code} {cause.title}   {finding.cell}   (oracle {finding.oracle})"
-    return [head, *(f"    {label:<8}{text}" for label, text in cause.facts.items())]
-
-
-def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
-    """Return the first causes, different codes first, and the number left out; reviewed conditions as a line a cell."""
-    reviewed = {} if record is None else reviewed_findings(record, findings)
-    told = {finding.id for found in reviewed.values() for finding in found}
-    findings = tuple(finding for finding in findings if finding.id not in told)
-    found = bugs(findings)
-    first_of_code = {bug.cause.code: bug for bug in reversed(found)}
-    ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
-    shown = ordered[:MAX_SHOWN]
-    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug, record), "")]
-    if len(found) > len(shown):
-        noun = "more cause" if len(found) < len(findings) else "more finding"
-        lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")
-    return lines + [
-        f" ----  {cell}: {counted(len(each), 'conditional finding')}, reviewed for this release: {why}"
-        for (cell, why), each in reviewed.items()
-    ]
-
-
-def verdict_lines(record: RunRecord) -> list[str]:
-    parts = [verdicts_text([*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)])]
-    if conditional := sum(finding.condition is not None for finding in record.findings):
-        parts.append(counted(conditional, "conditional finding"))
-    state = "" if record.complete else "   (interrupted: partial)"
-    work = ", ".join(counted(count, noun) for count, noun in work_counts(record))
-    if record.bench:
-        usable = sum(map(is_enough, record.bench))
-        least = min(len(row.ratios) for row in record.bench)
-        what = "checked" if any(map(is_check, record.bench)) else "with a price"
-        work = f"{usable} of {counted(len(record.bench), 'row')} {what}, rounds: {least} or more"
-    return [
-        f" {record.verdict.value.upper()}  {', '.join(filter(None, parts)) or 'nothing was judged'}   "
-        f"{work}   {record.duration_s:.1f}s{state}"
-    ]
-
-
-def left_out_lines(record: RunRecord) -> list[str]:
-    passing = [row for row in record.scenarios if row.verdict is Verdict.PASS]
-    planned = [(row.coverage.wanted, row.schedules) for row in passing if row.coverage is not None]
-    left = sum(max(0, wanted - ran) for wanted, ran in planned)
-    if not left or not record.complete or server_of(record) is not None:
-        return []
-    total = counted(sum(wanted for wanted, _ in planned), "planned schedule")
-    return [f" left out    {left:,} of {total}: the time was up; for more, --max-time SECONDS", ""]
-
-
-def place_lines(record: RunRecord, where: str) -> list[str]:
-    return [f" report {where}", f" exit {record.exit_code}"]

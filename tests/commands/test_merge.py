@@ -17,7 +17,7 @@ from kvcheck.core.report.merging import SCOPE
 from kvcheck.core.run.turns import scope_text
 
 CELLS = ["retract-resume", "--shape", "llama-3-micro", "--shape", "deepseek-v3-micro", "--requests", "3"]
-WORDS = ["stress", *CELLS, "--answers-within", "1", "--schedules", "1", "--jobs", "1", "--no-reports"]
+WORDS = ["stress", *CELLS, "--strategy", "answers:1", "--schedules", "1", "--jobs", "1", "--no-reports"]
 FAILING = ["stress", "--mutant", "offload-skips-index-buffer", "--shape", "glm-5.1-micro", "--requests", "3"]
 STRESS = ["stress", "retract-resume", "--shape", "llama-3-micro", "--requests", "3", "--jobs", "1", "--no-reports"]
 
@@ -126,7 +126,7 @@ def test_seeds_that_are_counted_already_are_refused_and_further_ones_add_up(
     tmp_path: Path, three: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     later = made(tmp_path / "later", [*WORDS, "--seeds", "3-4"], None)
-    single = made(tmp_path / "single", [*STRESS, "--answers-within", "1", "--schedules", "1", "--seed", "5"], None)
+    single = made(tmp_path / "single", [*STRESS, "--strategy", "answers:1", "--schedules", "1", "--seed", "5"], None)
     for pair, says in (
         ([three[0], three[0]], "is named twice"),
         ([three[2], later], "both have retract-resume/llama-3-micro with seed 3"),

@@ -23,7 +23,7 @@ from kvcheck.core.stress.seeds.batches import LEDGER
 
 ROOT = Path(__file__).parents[2]
 CELLS = ["retract-resume", "--shape", "llama-3-micro", "--shape", "deepseek-v3-micro", "--requests", "3"]
-SMALL = ["stress", *CELLS, "--answers-within", "1", "--schedules", "1", "--no-reports"]
+SMALL = ["stress", *CELLS, "--strategy", "answers:1", "--schedules", "1", "--no-reports"]
 MUTANT = ["stress", "--mutant", "offload-skips-index-buffer", "--shape", "glm-5.1-micro", "--no-reports"]
 
 

@@ -52,7 +52,11 @@ class Teller(Protocol):
 
     def warn(self, text: str) -> None: ...
 
-    def progress(self, text: str) -> None: ...
+    def detail(self, text: str) -> None:
+        """Print what a reader of the whole screen does not need."""
+
+    def progress(self, text: str, share: float | None = None) -> None:
+        """share: of the run that is done, from 0 to 1."""
 
     def clear(self) -> None: ...
 
@@ -89,6 +93,8 @@ class Session:
         self.teller = teller
         self._began = time.monotonic()
         self._text = ""
+        self._spent: float | None = None
+        self._done: float | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
         self.resumes = resumes
@@ -128,24 +134,27 @@ class Session:
         if report.evidence is None:
             self.save(complete=False)
         else:
+            self._spent = report.spent
             self._added(cell, report.findings)
 
     def _added(self, cell: ScheduleCell, findings: tuple[Finding, ...]) -> None:
         self.keep(findings)
         self.save(complete=False)
-        done = sum(each.is_done for each in self.cells.values())
-        cells = f"{done} of {counted(len(self.cells), 'cell')}"
-        self.progress(f"{self._ran()}, {cells}{self._left()}, now {cell.id}")
+        self.progress(self._work(cell), self._share())
 
-    def _ran(self) -> str:
+    def _work(self, cell: ScheduleCell) -> str:
+        judged = sum(each.is_done or each.is_enough for each in self.cells.values())
         ran = sum(each.evidence.schedules for each in self.cells.values())
-        if any(each.within is not None for each in self.cells.values()):
-            return counted(ran, "schedule")
-        return f"{ran} of {counted(sum(each.wanted for each in self.cells.values()), 'schedule')}"
+        found = counted(len(self.findings), "finding")
+        cells = f"{judged} of {counted(len(self.cells), 'cell')} judged"
+        return f"{cells}, {counted(ran, 'schedule')}, {found}, now {cell.id}"
 
-    def _left(self) -> str:
-        most = self.plan.get("max_time_s")
-        return f", {max(0.0, most - self.elapsed_s):.0f} s left" if isinstance(most, int | float) else ""
+    def _share(self) -> float | None:
+        """Return the share of the run that is done; None if nobody knows how many schedules it has."""
+        if any(each.within is not None for each in self.cells.values()):
+            return self._spent
+        ran = sum(each.wanted if each.is_done else each.evidence.schedules for each in self.cells.values())
+        return max(self._spent or 0.0, ran / max(1, sum(each.wanted for each in self.cells.values())))
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
         """Number findings as this run's own, for `kvcheck replay RUN#N`. Causes come before their symptoms."""
@@ -207,13 +216,13 @@ class Session:
         self.is_saved = True
         return record
 
-    def progress(self, text: str) -> None:
-        self._text = text
+    def progress(self, text: str, share: float | None = None) -> None:
+        self._text, self._done = text, share
         self._tell()
 
     def _tell(self) -> None:
         if self._text:
-            self.teller.progress(self._text)
+            self.teller.progress(self._text, self._done)
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
@@ -236,3 +245,6 @@ class Session:
 
     def say(self, text: str = "") -> None:
         self.teller.say(text)
+
+    def detail(self, text: str = "") -> None:
+        self.teller.detail(text)

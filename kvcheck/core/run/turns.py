@@ -73,7 +73,8 @@ class Report:
 
     reason: why it cannot count as a pass. gap: evidence that the cell still lacks. cut: the schedule ended by the wall
     time limit. scope: the schedules explored completely. is_left: the cell goes on in another process; `reason` is then
-    its gap. error: why its process stopped; ran: the line of the running schedule.
+    its gap. spent: share of the budget of its process. error: why its process stopped; ran: the line of the running
+    schedule.
     """
 
     cell: int = 0
@@ -90,6 +91,7 @@ class Report:
     is_note_told: bool = False
     is_device_lost: bool = False
     left_cpu_s: float | None = None
+    spent: float | None = None
     is_left: bool = False
     error: str | None = None
     ran: str | None = None
@@ -146,7 +148,8 @@ class Budget:
     def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
         self.until = limit.until
         self.spent = spent
-        self._cpu_until = None if limit.cpu_s is None else spent() + limit.cpu_s
+        self._began_s, self._began_cpu_s = time.monotonic(), spent()
+        self._cpu_until = None if limit.cpu_s is None else self._began_cpu_s + limit.cpu_s
 
     def fits(self, *, cpu_s: float, wall_s: float) -> bool:
         """Whether half of such a schedule still fits, so that limits are kept on average."""
@@ -156,6 +159,16 @@ class Budget:
     @property
     def left_cpu_s(self) -> float | None:
         return None if self._cpu_until is None else max(0.0, self._cpu_until - self.spent())
+
+    @property
+    def spent_share(self) -> float | None:
+        """Return the share that is spent of the limit that is nearer; None without a limit."""
+        shares = []
+        if self._cpu_until is not None:
+            shares.append((self.spent() - self._began_cpu_s) / max(self._cpu_until - self._began_cpu_s, 1e-9))
+        if self.until is not None:
+            shares.append((time.monotonic() - self._began_s) / max(self.until - self._began_s, 1e-9))
+        return max(shares, default=None)
 
     @property
     def is_over(self) -> bool:
@@ -253,6 +266,7 @@ class Turns:
             is_note_told=self._row.tells_notes,
             is_device_lost=outcome.is_device_lost,
             left_cpu_s=self._budget.left_cpu_s if outcome.is_device_lost else None,
+            spent=self._budget.spent_share,
         )
         self.has_lost_device = outcome.is_device_lost
         if self.has_lost_device or self._is_enough(findings):

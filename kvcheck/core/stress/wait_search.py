@@ -60,8 +60,8 @@ class Waits:
                 f"without it, {self.failed} of {self.explored}"
             )
         if not self.tried:
-            return "none: nothing in the schedules that fail points to a missing wait"
-        return f"none: no wait of {self.tried} that were tried removes it"
+            return "none missing"
+        return f"none found: {self.tried} tried"
 
 
 def search_waits(runner: ScheduleRunner, plan: Plan, finding: Finding, *, most: int = MOST_EXPLORED) -> Waits:

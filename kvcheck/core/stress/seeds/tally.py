@@ -136,5 +136,5 @@ class Tally:
         if why := shortfall(cell.plan, covered, ran=cell.evidence.schedules):
             return f"{why}: use a larger --max-time, --schedules or --seeds"
         if self._within is not None and not cell.whole:
-            return "no workload was run whole: use a larger --max-time, or a smaller --answers-within"
+            return "no workload was run whole: use a larger --max-time, or a smaller K of --strategy answers:K"
         return evidence_gap(cell.plan, cell.evidence)

@@ -1,0 +1,349 @@
+"""The screen of a run: its grid of cells, the counts below it, and its causes, as plain lines of a terminal's width.
+
+    retract-resume  ✔7 ✔5        a row is a scenario or a probe, a column a model family; an entry is a cell
+    ✔ pass   ✘ fail   ? unknown   · open; the number is that of schedules run
+
+Invariants:
+- No line is longer than the width, except commands and paths, which are to be copied whole.
+- Nothing is shown that the record lacks: the live screen is the same, of an incomplete record.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.base.causes import Bug, bugs
+from kvcheck.core.base.nouns import counted, plural
+from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
+from kvcheck.core.report.prices import is_check, is_enough
+from kvcheck.core.report.situation_matrix import situation_view
+from kvcheck.core.report.view import LEAST_FILLED, CellView, cause_view, cells_of, verdicts_text, work_counts
+from kvcheck.core.report.wording import SMALL, aligned, shorter, small_line, why_text
+from kvcheck.core.run.cell import STOPPED
+
+MARK = {Verdict.PASS: "✔", Verdict.UNKNOWN: "?", Verdict.FAIL: "✘"}
+OPEN = "·"
+"""The mark of a cell that has not run enough for a verdict."""
+LABEL = 13
+"""Characters of a label with its margin: " not reached  "."""
+MOST_CAUSES = 3
+MOST_REASONS = 4
+MOST_NAMED = 4
+Reviewed = Mapping[tuple[str, str], Sequence[Finding]]
+HEADS = (40, 8, 0)
+"""Longest heads of a grid's columns, in characters, widest form first. Only hyphens break."""
+SIZE = re.compile(r"-(micro|tiny|small)$")
+
+
+def grid_lines(record: RunRecord, width: int) -> list[str]:
+    """Return the grid in the widest form that fits: columns with heads, or named entries in lines."""
+    cells = cells_of(record)
+    if not cells:
+        return []
+    placed: dict[str, dict[str, list[CellView]]] = {}
+    for cell in cells:
+        placed.setdefault(cell.line, {}).setdefault(SIZE.sub("", cell.column), []).append(cell)
+    heads = [*dict.fromkeys(head for row in placed.values() for head in row)]
+    if sum(map(len, placed.values())) >= LEAST_FILLED * len(placed) * len(heads):
+        for with_counts in (True, False):
+            for longest in HEADS:
+                lines = _table(placed, heads, with_counts=with_counts, longest=longest)
+                if max(map(len, lines)) <= width:
+                    return [*lines, _legend(record)] if with_counts else lines
+    return _named_entries(placed, width)
+
+
+def _legend(record: RunRecord) -> str:
+    floors = sorted({row.coverage.floor for row in record.scenarios if row.coverage is not None})
+    if not floors or server_of(record) is not None:
+        return ""
+    least = str(floors[0]) if len(floors) == 1 else f"{floors[0]} to {floors[-1]}"
+    return f" ✔ pass  ✘ fail  ? unknown  · open   number: schedules run (a pass takes {least})"
+
+
+def _entry(row: ScenarioResult, with_counts: bool) -> str:
+    is_counted = with_counts and row.schedules and not (is_requirement(row) or row.id in SERVE_CASES)
+    mark = OPEN if row.reason == STOPPED else MARK[row.verdict]
+    return f"{mark}{row.schedules if is_counted else ''}"
+
+
+def _table(
+    placed: Mapping[str, Mapping[str, Sequence[CellView]]], heads: Sequence[str], *, with_counts: bool, longest: int
+) -> list[str]:
+    """Return a line for each row, below the heads, which break at hyphens if they are longer."""
+    rows = [[name, *(_entries(row.get(head, ()), with_counts) for head in heads)] for name, row in placed.items()]
+    widest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    broken = [_fold(head, max(least, longest)) for head, least in zip(heads, widest[1:], strict=True)]
+    above = max(map(len, broken))
+    top = [["", *(([""] * (above - len(each)) + each)[at] for each in broken)] for at in range(above)]
+    return [f" {line}" for line in aligned([*top, *rows])]
+
+
+def _entries(cells: Sequence[CellView], with_counts: bool) -> str:
+    return " ".join(_entry(cell.row, with_counts) for cell in cells)
+
+
+def _fold(head: str, longest: int) -> list[str]:
+    parts = head.split("-")
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 1 + len(part) <= longest:
+            lines[-1] += f"-{part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def _named_entries(placed: Mapping[str, Mapping[str, Sequence[CellView]]], width: int) -> list[str]:
+    """Return a row for each scenario, whose entries name themselves: "✔ mha  ✘ nsa"."""
+    first = min(max(map(len, placed)), width // 3)
+    lines = []
+    for name, row in placed.items():
+        entries = [f"{_entry(cell.row, False)}{column}" for column, cells in row.items() for cell in cells]
+        lines += _hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
+    return lines
+
+
+def _hanging(head: str, parts: Sequence[str], width: int, *, indent: int, between: str = "  ") -> list[str]:
+    """Return `head` and the parts, each unbroken, in lines of `width`; lines after the first start at `indent`."""
+    lines, line = [], head
+    for part in parts:
+        if len(line.rstrip()) > indent and len(line) + len(part) > width:
+            lines.append(line.rstrip())
+            line = " " * indent
+        line += part + between
+    return [*lines, line.rstrip().removesuffix(between.rstrip())]
+
+
+def labelled(label: str, text: str, width: int, most: int | None = None) -> list[str]:
+    """Return a label and its wrapped text. most: lines; what is left out ends in …."""
+    lines = textwrap.wrap(
+        text,
+        max(width, LABEL + 20),
+        initial_indent=f" {label:<{LABEL - 1}} ",
+        subsequent_indent=" " * (LABEL + 1),
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" …",
+    )
+    return lines or [f" {label}"]
+
+
+def below_lines(record: RunRecord, width: int) -> list[str]:
+    """Return what was compared, not reached and not tried."""
+    lines = labelled("compared", compared_text(record), width, 2)
+    situations = situation_view(record)
+    if situations is not None and not record.findings and situations.never:
+        reached, _, known = situations.reached.partition(" of ")
+        missing = int(known) - int(reached)
+        named = "; ".join(situations.never)
+        lines += labelled("not reached", f"{missing} of {counted(int(known), 'situation')}: {named}", width, 2)
+    return lines + _not_tried(record, width)
+
+
+def compared_text(record: RunRecord) -> str:
+    done = record.evidence
+    if server_of(record) is not None:
+        return ", ".join(counted(count, noun) for count, noun in reversed(work_counts(record)))
+    words = sum(done.words_verified.values())
+    counts = [(words, "word"), (done.orderings_checked or 0, "ordering")]
+    parts = [f"{short_count(count)} {plural(count, noun)}" for count, noun in counts if count]
+    return f"{' and '.join(parts) or 'nothing'} in {counted(done.schedules, 'schedule')}"
+
+
+def short_count(number: int) -> str:
+    """Return "812", "64.9 k" or "1.2 M"."""
+    for unit, name in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):
+        if number >= unit:
+            return f"{number / (1000 if name == 'k' else unit):.3g} {name}"
+    return f"{number:,}"
+
+
+def _not_tried(record: RunRecord, width: int) -> list[str]:
+    """Return the schedules and strategies that passing cells left out, and the command that goes on."""
+    passing = [row for row in record.scenarios if row.verdict is Verdict.PASS and row.coverage is not None]
+    coverages = [row.coverage for row in passing if row.coverage is not None]
+    left = sum(max(0, row.coverage.wanted - row.schedules) for row in passing if row.coverage is not None)
+    if not record.complete or server_of(record) is not None or not (left or any(each.not_tried for each in coverages)):
+        return []
+    kinds = Counter(kind for each in coverages for kind in {name.partition(":")[0] for name in each.not_tried})
+    named = ", ".join(
+        f"{kind if kind.endswith('s') else plural(2, kind)} in {counted(count, 'cell')}"
+        for kind, count in kinds.most_common(MOST_NAMED)
+    )
+    planned = sum(each.wanted for each in coverages)
+    text = f"{left:,} of {counted(planned, 'planned schedule')}" if left else ""
+    lines = labelled("not tried", "; some ".join(filter(None, (text, named))), width, 2)
+    return [*lines, f"{'':{LABEL + 1}}go on: {go_on(record)}"] if left else lines
+
+
+def go_on(record: RunRecord) -> str:
+    """Return the command that repeats the run with ten times its time."""
+    seconds = max(60, round(record.duration_s * 10, -1))
+    words, argv = [], record.repro.split()
+    for at, word in enumerate(argv):
+        if word == "--max-time" or word.startswith("--max-time=") or (at and argv[at - 1] == "--max-time"):
+            continue
+        words.append(word)
+    return f"{' '.join(words)} --max-time {seconds:.0f}"
+
+
+def unknown_lines(record: RunRecord, width: int) -> list[str]:
+    """Return a reason against a pass with its cells, for each kind of reason."""
+    explained = {finding.cell for finding in record.findings if finding.condition is None}
+    by_reason: dict[str, list[str]] = {}
+    for row in record.scenarios:
+        if row.verdict is not Verdict.PASS and row.id not in explained and (why := why_text(row)):
+            by_reason.setdefault(f"{MARK[row.verdict]} {why}", []).append(row.id)
+    lines: list[str] = []
+    for why, cells in list(by_reason.items())[:MOST_REASONS]:
+        named = ", ".join(cells[:MOST_NAMED]) + (f" and {len(cells) - MOST_NAMED} more" * (len(cells) > MOST_NAMED))
+        lines += wrapped(f" {why[0]} {counted(len(cells), 'cell')}: {why[2:]} ({named})", width)
+    if len(by_reason) > MOST_REASONS:
+        lines.append(f"   and {counted(len(by_reason) - MOST_REASONS, 'more reason')}: see the report")
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A cause of the screen. repeats: the same rule broken in other cells. beside: findings of other codes there."""
+
+    bug: Bug
+    repeats: tuple[Bug, ...]
+    beside: tuple[Bug, ...]
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell for bug in (self.bug, *self.repeats) for cell in bug.cells))
+
+    @property
+    def findings(self) -> int:
+        return sum(len(bug.findings) for bug in (self.bug, *self.repeats, *self.beside))
+
+
+def entries_of(findings: Sequence[Finding]) -> list[Entry]:
+    """Merge the causes over cells: of one code and oracle together, and with them those of the same cells alone."""
+    alike: dict[tuple[object, ...], list[Bug]] = {}
+    for bug in bugs(findings):
+        alike.setdefault((bug.cause.code, bug.cause.oracle, bug.cause.condition), []).append(bug)
+    entries: list[Entry] = []
+    for first, *repeats in alike.values():
+        cells = {cell for bug in (first, *repeats) for cell in bug.cells}
+        of = next((at for at, each in enumerate(entries) if cells <= set(each.cells) and _goes_with(each, first)), None)
+        if of is None:
+            entries.append(Entry(bug=first, repeats=tuple(repeats), beside=()))
+        else:
+            each = entries[of]
+            entries[of] = Entry(bug=each.bug, repeats=each.repeats, beside=(*each.beside, first, *repeats))
+    return entries
+
+
+def _goes_with(entry: Entry, bug: Bug) -> bool:
+    return (entry.bug.cause.condition is None) == (bug.cause.condition is None)
+
+
+def cause_lines(record: RunRecord, width: int, reviewed: Reviewed, *, is_kept: bool) -> list[str]:
+    """Return an entry for each of the first causes, the others counted; a line for each condition.
+
+    reviewed: conditional findings that are known to be harmless, by cell and reason. is_kept: RUN#N can be looked up.
+    """
+    known = {finding.id for found in reviewed.values() for finding in found}
+    entries = entries_of([finding for finding in record.findings if finding.id not in known])
+    causes = [each for each in entries if each.bug.cause.condition is None]
+    lines: list[str] = []
+    for number, each in enumerate(causes[:MOST_CAUSES], 1):
+        lines += [*_entry_lines(number, each, record if is_kept else None, width), ""]
+    if more := causes[MOST_CAUSES:]:
+        codes = ", ".join(f"{each.bug.cause.code} in {each.bug.cause.cell}" for each in more)
+        lines += [*wrapped(f" and {counted(len(more), 'more cause')} in the report: {codes}", width), ""]
+    conditional = [each for each in entries if each.bug.cause.condition is not None]
+    for each in conditional:
+        cause, found = each.bug.cause, counted(each.findings, "conditional finding")
+        lines += wrapped(f" ~ {cause.code} {_cells_text(each.cells)}: {found}, only if {cause.condition}", width)
+    by_reason: dict[str, list[Finding]] = {}
+    for (_, why), found in reviewed.items():
+        by_reason.setdefault(why, []).extend(found)
+    for why, found in by_reason.items():
+        cells = _cells_text([*dict.fromkeys(each.cell for each in found)])
+        told = f" ~ {counted(len(found), 'conditional finding')}, reviewed for this release: {why} ({cells})"
+        lines += wrapped(told, width)
+    return [*lines, *([""] if lines and lines[-1] else [])]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
+
+
+def _entry_lines(number: int, entry: Entry, record: RunRecord | None, width: int) -> list[str]:
+    cause = cause_view(number, entry.bug, record)
+    head = f" ✘ {number}  {cause.finding.code} {cause.title}   {_cells_text(entry.cells)}"
+    count = f"   {counted(entry.findings, 'finding')}" if entry.findings > 1 else ""
+    lines = textwrap.wrap(head + count, width, subsequent_indent=" " * (LABEL + 1), break_on_hyphens=False)
+    symptoms = Counter[str]()
+    for bug in (entry.bug, *entry.repeats):
+        symptoms.update(bug.symptoms)
+    for bug in entry.beside:
+        symptoms[bug.cause.code] += len(bug.findings)
+    finding = cause.finding
+    small = small_line(finding) if record is None else shorter(small_line(finding), record, finding, SMALL)
+    facts = {**cause.facts, "small": small, "beside": ", ".join(f"{code} x{n}" for code, n in symptoms.items())}
+    for label, key in SHOWN.items():
+        if (text := facts.get(key)) and not (key == "wait" and text.startswith("none")):
+            lines += [f"    {label:<8}  {text}"] if key in COPIED else labelled(f"   {label}", text, width, 4)
+    return lines
+
+
+SHOWN = {
+    "what": "what",
+    "where": "where",
+    "whose": "whose",
+    "only if": "only if",
+    "called": "called",
+    "missing": "wait",
+    "beside": "beside",
+    "again": "repro",
+    "small": "small",
+    "story": "story",
+    "more": "more",
+}
+COPIED = frozenset({"repro", "small", "story", "more"})
+
+
+def _cells_text(cells: Sequence[str]) -> str:
+    if len(cells) == 1:
+        return cells[0]
+    named = ", ".join(cells[:MOST_NAMED]) + (", …" if len(cells) > MOST_NAMED else "")
+    return f"{counted(len(cells), 'cell')}: {named}"
+
+
+def verdict_line(record: RunRecord) -> str:
+    verdicts = [*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)]
+    noun = "mutant" if record.mutants else "cell" if server_of(record) is None else "scenario"
+    first, _, others = verdicts_text(verdicts).partition(" ")
+    parts = [f"{counted(int(first), noun)} {others}"] if first else []
+    if conditional := sum(finding.condition is not None for finding in record.findings):
+        parts.append(counted(conditional, "conditional finding"))
+    state = "" if record.complete else "   (interrupted: partial)"
+    work = ", ".join(counted(count, noun) for count, noun in work_counts(record))
+    if record.bench:
+        usable = sum(map(is_enough, record.bench))
+        least = min(len(row.ratios) for row in record.bench)
+        what = "checked" if any(map(is_check, record.bench)) else "with a price"
+        work = f"{usable} of {counted(len(record.bench), 'row')} {what}, rounds: {least} or more"
+    judged = ", ".join(parts) or "nothing was judged"
+    return f" {record.verdict.value.upper()}  {judged}; {work}; {record.duration_s:.1f} s{state}"
+
+
+def screen_lines(record: RunRecord, width: int, reviewed: Reviewed, *, is_kept: bool = True) -> list[str]:
+    """Return the screen of a run that has ended. is_kept: its record is stored."""
+    grid = grid_lines(record, width)
+    below = [*below_lines(record, width), *unknown_lines(record, width)] if grid else []
+    causes = cause_lines(record, width, reviewed, is_kept=is_kept)
+    parts = [*grid, *([""] if grid else []), *below, *([""] if below else []), *causes]
+    return [*parts, verdict_line(record)]
