@@ -267,11 +267,11 @@ def cause_lines(record: RunRecord, width: int, reviewed: Reviewed, *, is_kept: b
         cause, found = each.bug.cause, counted(each.findings, "conditional finding")
         lines += wrapped(f" ~ {cause.code} {_cells_text(each.cells)}: {found}, only if {cause.condition}", width)
     by_reason: dict[str, list[Finding]] = {}
-    for (_, why), found in reviewed.items():
-        by_reason.setdefault(why, []).extend(found)
-    for why, found in by_reason.items():
-        cells = _cells_text([*dict.fromkeys(each.cell for each in found)])
-        told = f" ~ {counted(len(found), 'conditional finding')}, reviewed for this release: {why} ({cells})"
+    for (_, why), known_ones in reviewed.items():
+        by_reason.setdefault(why, []).extend(known_ones)
+    for why, of_reason in by_reason.items():
+        cells = _cells_text([*dict.fromkeys(each.cell for each in of_reason)])
+        told = f" ~ {counted(len(of_reason), 'conditional finding')}, reviewed for this release: {why} ({cells})"
         lines += wrapped(told, width)
     return [*lines, *([""] if lines and lines[-1] else [])]
 
