@@ -89,7 +89,7 @@ def surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         if name.startswith("KVCHECK_") or name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("COLUMNS", raising=False)
     before = frozenset(os.environ)
     yield
     for name in frozenset(os.environ) - before:  # a command that runs in this process sets some for its libraries

@@ -31,7 +31,8 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
     session.say()
     for line in matrix_lines(record):
         session.detail(line)
-    for line in screen_lines(record, columns(), reviewed_findings(record, record.findings), is_kept=is_kept):
+    reviewed = reviewed_findings(record, record.findings)
+    for line in screen_lines(record, columns(), reviewed, untried=session.untried, is_kept=is_kept):
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")

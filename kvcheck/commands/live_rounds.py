@@ -102,7 +102,7 @@ def begin(
     place = f"{model} on " if model else ""
     place += f"{served.engine} {served.version or ''}".strip()
     session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {place} at {asked.server.url}")
-    session.say()
+    asked.draw(session)
     return session
 
 
@@ -193,6 +193,8 @@ def end_rounds(
     session.results = [*before, *(each.result() for each in progress), *rows]
     if session.results and all(row.verdict is Verdict.PASS for row in session.results) and (kinds := unseen(total)):
         session.warnings.append(f"not seen in this run, and not tried by it: {', '.join(kinds)}")
+        session.untried.append(session.warnings[-1])
     session.warnings += untried
+    session.untried += untried
     for line in session.warnings:
-        session.say(f" ----  {line}")
+        session.detail(f" ----  {line}")

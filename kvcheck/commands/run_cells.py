@@ -126,8 +126,7 @@ def run_cells(
     interrupted = _collect(session, tasks, workers, asked.limit(is_once=is_once, beside_s=beside.cpu_s), engine)
     _tell_end(session, base.mutant, asked.max_time, interrupted=interrupted)
     shown = of_row if base.own_target or row.tells_notes or base.on_device else ()
-    for line in (*absent, *shown, *beside.untried):
-        session.detail(f" ----  {line}")
+    session.untried = [*absent, *shown, *beside.untried]
     return asked.close(session, interrupted=interrupted)
 
 

@@ -44,8 +44,8 @@ _MARKS = str.maketrans({"✔": "+", "✘": "x", "·": ".", "━": "=", "─": "-
 WRITING = threading.RLock()
 """Held while a line is written: the clock of the progress line has a thread of its own."""
 USUAL_COLUMNS, USUAL_ROWS = 80, 24
-PIPED_COLUMNS = 120
-"""Columns of a screen that is not on a terminal, unless COLUMNS is set."""
+UNWRAPPED = 10_000
+"""Columns without a terminal, unless COLUMNS is set: lines stay whole, to be searched."""
 _ERASE = "\x1b[J"
 """Empty the terminal from here on."""
 
@@ -123,7 +123,7 @@ def terminal_size(stream: TextIO) -> tuple[int, int]:
 def columns() -> int:
     """Return the columns of what is printed on stdout."""
     is_set = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    return terminal_size(sys.stdout)[0] if is_set else PIPED_COLUMNS
+    return terminal_size(sys.stdout)[0] if is_set else UNWRAPPED
 
 
 def clear_passing() -> None:

@@ -22,7 +22,7 @@ from rigs.schemas import check_fits
 
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
-from kvcheck.core.base.record import to_plain
+from kvcheck.core.base.record import read_record, to_plain
 from kvcheck.core.run.cell import STOPPED
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
@@ -122,7 +122,7 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
     (row,) = only_record(tmp_path)["mutants"]
     assert (row["outcome"], row["killed_by"]) == ("killed", "contract KV304")
     told = capsys.readouterr().out
-    assert name in told and f" PASS  1 passed   {row['schedules']} schedule" in told
+    assert name in told and f" PASS  1 mutant passed; {row['schedules']} schedule" in told
 
 
 @pytest.mark.processes
@@ -190,7 +190,7 @@ def test_an_interrupt_judges_by_the_floor_and_resume_goes_on_to_the_end(
     told = capsys.readouterr().out
     rows = {row["shape"]: row["verdict"] for row in only_record(tmp_path)["scenarios"]}
     enough, short = ran[0].partition("/")[2], ran[-1].partition("/")[2]
-    assert rows == {enough: "pass", short: "unknown"} and f" PASS  {ran[0]}" in told and f"  {ran[-1]}" not in told
+    assert rows == {enough: "pass", short: "unknown"} and " ✔3" in told and " ·2" in told
     assert run([*command, "--resume"]) == 0
     told = capsys.readouterr().out
     assert "done 0 of 2 cells, 2 begun" in told and "10 schedules" in told
@@ -252,9 +252,10 @@ def test_resume_goes_on_where_a_run_was_unless_its_record_contradicts_itself(
     capsys.readouterr()
     assert run([*command, "--resume"]) == 0
     printed = capsys.readouterr()
-    assert told in printed.out + printed.err and "3/3 schedules" in printed.out
+    assert told in printed.out + printed.err and "✔3" in printed.out
     assert ("all cells start anew" in printed.out) == (told == CONTRADICTS)
-    assert change is not begun or "tried eager, lazy, random" in printed.out
+    (row,) = read_record(max(tmp_path.glob("*/run.json"), key=lambda path: path.stat().st_mtime)).scenarios
+    assert row.coverage is not None and (change is not begun or {"eager", "lazy", "random"} <= {*row.coverage.tried})
 
 
 @pytest.mark.processes

@@ -18,9 +18,8 @@ from rigs.literal_record import FAILED, FOREIGN
 
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
-from kvcheck.commands.terminal import bug_lines
-from kvcheck.core.base.causes import bugs
 from kvcheck.core.report import WRITERS, destinations
+from kvcheck.core.report.screen import cause_lines
 from kvcheck.core.report.to_html import render
 from kvcheck.core.run.store import RunStore
 from kvcheck.core.stress.workload import traces
@@ -93,7 +92,8 @@ def test_json_on_stdout_is_plain_and_says_the_same(tmp_path: Path, capsys: pytes
 
 
 def test_a_finding_of_another_version_is_shown() -> None:
-    assert bug_lines(1, bugs((replace(FOREIGN, code="KV777"),))[0])[0].startswith(" 1  KV777 unknown code")
+    record = replace(FAILED, findings=(replace(FOREIGN, code="KV777"),))
+    assert cause_lines(record, 120, {}, is_kept=True)[0].startswith(" ✘ 1  KV777 unknown code")
 
 
 def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:

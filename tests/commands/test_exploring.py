@@ -14,12 +14,12 @@ CELL = ("stress", "retract-resume", "--shape", "llama-3-micro", "--seed", "1", "
 
 @pytest.mark.schedules
 def test_a_whole_run_says_of_which_schedules_none_was_left_out(kvcheck: Commands) -> None:
-    code, said = kvcheck.kept(*CELL, "--strategy", "answers:1", "--schedules", "1", "--requests", "3")
+    code, said = kvcheck.kept(*CELL, "--strategy", "answers:1", "--schedules", "1", "--requests", "3", "-v")
     (row,) = kvcheck.record().scenarios
     assert code == 0 and row.coverage is not None
     assert row.coverage.scope == "every schedule within 1 answer of the eager order, of 1 workload"
     assert row.schedules == row.coverage.wanted == row.evidence.traces > 3
-    assert f"{row.coverage.scope}; tried answers" in said
+    assert f"{row.coverage.scope}; tried answers" in said, "with -v"
 
 
 @pytest.mark.schedules

@@ -195,7 +195,7 @@ def test_a_mutant_that_is_not_found_is_unknown(tmp_path: Path, capsys: pytest.Ca
     assert "nothing was found" in capsys.readouterr().out
     assert run(["stress", *words, "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]) == 4
     told = capsys.readouterr().out
-    assert " PASS " not in told and told.count(" ????  retract-resume/llama-3-micro") == 1, "its verdict is final"
+    assert " PASS " not in told and "?12" in told
 
 
 @pytest.mark.schedules

@@ -124,8 +124,8 @@ def test_a_failing_run_stores_a_smaller_line_that_replays(tmp_path: Path, capsys
     assert str(minimal["wait"]).startswith(
         "hicache.backup on hicache.d2h waits for decode.write on forward: with it, 0 of"
     )
-    assert f"    small   kvcheck replay {minimal['line']}" in printed
-    assert f"    wait    {minimal['wait']}" in printed
+    assert f"    small     kvcheck replay {folder.name}#1:small --out {tmp_path}" in printed
+    assert f"    missing   {minimal['wait']}" in printed
     small = parse_line(str(minimal["line"]))
     assert small.shape == "llama-3-micro" and len(small.line()) < 300
     name = f"{folder.name}#1"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,26 +57,21 @@ def written(terminal: Screen, *acts: Callable[[], None]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "colour"),
+    ("line", "coloured"),
     [
-        (" PASS  a cell", 32),
-        (" FAIL  a cell", 31),
-        (" ????  a cell", 33),
-        (" UNKNOWN  1 unknown", 33),
-        (" STILL FAILS 1/1  a cell", 31),
-        (" OK       a row", 32),
+        (" PASS  a cell", "\x1b[1;32m PASS\x1b[0m  a cell"),
+        (" FAIL  a cell", "\x1b[1;31m FAIL\x1b[0m  a cell"),
+        (" ????  a cell", "\x1b[1;33m ????\x1b[0m  a cell"),
+        (" STILL FAILS 1/1  a cell", "\x1b[1;31m STILL FAILS\x1b[0m 1/1  a cell"),
+        (" hicache  ✔7 ✘1 ?2", " hicache  \x1b[32m✔\x1b[0m7 \x1b[1;31m✘\x1b[0m1 \x1b[1;33m?\x1b[0m2"),
+        ("    again  kvcheck replay R#1", "    again  \x1b[36mkvcheck replay R#1\x1b[0m"),
+        (" KV102 foreign", " \x1b[35mKV102\x1b[0m foreign"),
+        (" report runs/R/report.html", " report \x1b[4mruns/R/report.html\x1b[0m"),
+        *((line, line) for line in ("PASS", " PASSES", "  PASS", " it is a PASS", " exit 0", "", " who is it? it")),
     ],
 )
-def test_a_verdict_has_its_colour_on_a_terminal(line: str, colour: int, terminal: Screen) -> None:
-    word = next(each for each in ("PASS", "STILL FAILS", "FAIL", "????", "UNKNOWN", "OK") if each in line)
-    assert (
-        written(terminal, lambda: say(line)) == f"\x1b[{colour}m\x1b[1m {word}\x1b[0m{line.removeprefix(f' {word}')}\n"
-    )
-
-
-@pytest.mark.parametrize("line", ["PASS", " PASSES", "  PASS", " it is a PASS", " exit 0", ""])
-def test_other_lines_have_none(line: str, terminal: Screen) -> None:
-    assert written(terminal, lambda: say(line)) == f"{line}\n"
+def test_a_terminal_gets_colours(line: str, coloured: str, terminal: Screen) -> None:
+    assert written(terminal, lambda: say(line)) == f"{coloured}\n"
 
 
 def test_text_of_a_record_brings_no_colours(terminal: Screen) -> None:
@@ -105,7 +101,20 @@ def test_who_gets_colours(
 
 def test_a_line_that_passes_is_overwritten_and_an_error_begins_a_line_of_its_own(terminal: Screen) -> None:
     told = written(terminal, lambda: passing("loading \x1b"), lambda: complain("no such thing"))
-    assert told == "\r\x1b[Kloading \\x1b\r\x1b[K" + "kvcheck: no such thing\n"
+    assert told == "\r\x1b[Jloading \\x1b\r\x1b[J" + "kvcheck: no such thing\n"
+
+
+def test_lines_that_pass_replace_those_before_and_the_last_one_is_left_where_the_screen_is_too_low(
+    terminal: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "terminal_size", lambda stream: (80, 3))
+    shown = Terminal(is_quiet=False)
+    shown.board = lambda width: ["a", "b"][: 1 + (width == 80 and len(told) > 0)]
+    told: list[str] = []
+    acts = (lambda: shown.progress("1", 0.5), lambda: told.append(""), lambda: shown.progress("2", None), shown.clear)
+    assert re.sub(r"\d+:\d\d", "T", written(terminal, *acts)) == (
+        "\r\x1b[Ja\n ━━━━━━━━━━━━━━━───────────────  T of about T  1\r\x1b[1A\x1b[J T  2\r\x1b[J"
+    )
 
 
 @pytest.mark.parametrize(("columns", "shown"), [(40, 39), (0, 79), (200, 150)])
@@ -113,8 +122,9 @@ def test_a_line_that_passes_fits_the_terminal(
     columns: int, shown: int, terminal: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "fileno", lambda: 2)
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((columns, 24)))
-    assert written(terminal, lambda: passing("x" * 150)) == "\r\x1b[K" + "x" * shown
+    assert written(terminal, lambda: passing("x" * 150)) == "\r\x1b[J" + "x" * shown
 
 
 def test_a_dumb_terminal_gets_lines_alone(tmp_path: Path, terminal: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +141,7 @@ def test_the_clock_goes_on_while_nothing_is_reported(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.001)
     session, painted = made(tmp_path), threading.Semaphore(0)
-    monkeypatch.setattr(lines, "passing", lambda text: painted.release())
+    monkeypatch.setattr(lines._LIVE, "show", lambda shown: painted.release())
     session.progress("begun")
     with session.ticking():
         assert all(painted.acquire(timeout=60) for _ in range(4)), "once when it was reported, and by the clock alone"
@@ -158,19 +168,21 @@ def test_a_log_gets_a_line_each_half_minute(
     session = made(tmp_path)
     for now in (101.0, 129.0, 130.5, 131.0, 160.0, 160.6):
         session.progress(f"at {now}")
-    assert capsys.readouterr().err == "kvcheck: 30 s: at 130.5\nkvcheck: 61 s: at 160.6\n"
+    assert capsys.readouterr().err == "kvcheck: 0:30: at 130.5\nkvcheck: 1:00: at 160.6\n"
 
 
-@pytest.mark.parametrize(("within", "said"), [(None, "2 of 8 schedules, 0 of 1 cell"), (1, "2 schedules, 0 of 1 cell")])
-def test_progress_names_a_total_only_where_one_is_known(
-    within: int | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("within", "share"), [(None, 0.25), (1, None)])
+def test_progress_counts_cells_schedules_and_findings(
+    within: int | None, share: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, told = made(tmp_path), []
-    monkeypatch.setattr(session, "progress", told.append)
+    monkeypatch.setattr(session, "progress", lambda *given: told.append(given))
     cell = ScheduleCell(plan=Plan(scenario="hicache", shape="llama-3-micro"), wanted=8, floor=1, within=within)
     session.cells[cell.id] = cell
     session.add(cell, (), Evidence(schedules=2), 0.1)
-    assert told == [f"{said}, now hicache/llama-3-micro"], "8 are workloads where schedules are explored"
+    ((text, done),) = told
+    assert text == "0 of 1 cell judged, 2 schedules, 0 findings, now hicache/llama-3-micro"
+    assert done == share, "8 are workloads where schedules are explored"
 
 
 def test_a_run_that_prints_json_is_silent(

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.literal_record import FAILED
 
 from kvcheck.commands.main import run
-from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.report.screen import cause_lines
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads, schedules
@@ -99,7 +100,8 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     shown = bugs(outcome.findings)
     assert shown[0].cause.code == bug.code, [(each.cause.code, each.cause.message) for each in shown]
     assert len(shown) <= MOST_CAUSES.get(name, 1), [(each.cause.code, each.cause.message) for each in shown]
-    assert findings_block(outcome.findings)[0].startswith(f" 1  {bug.code} "), "the terminal begins with it"
+    screen = cause_lines(replace(FAILED, findings=outcome.findings), 120, {}, is_kept=False)
+    assert screen[0].startswith(f" ✘ 1  {bug.code} "), "it begins with the cause"
     healthy = fixed(replace(plan, mutant=None))
     assert healthy.verdict is Verdict.PASS and healthy.judged[bug.killed_by], healthy.findings
     assert found[0].replay == f"kvcheck replay {found[0].schedule}"

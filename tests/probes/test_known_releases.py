@@ -11,10 +11,11 @@ from fakes.engine import environment
 from rigs.literal_record import PASSED
 
 from kvcheck.commands.main import run
-from kvcheck.commands.terminal import findings_block
+from kvcheck.commands.probes import reviewed_findings
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.probes.frame.engine_process import Patience
 from kvcheck.core.probes.installed import ENGINES, parse_target
+from kvcheck.core.report.screen import cause_lines
 
 DROPPED = "prefix-cache/prefixes.mamba"
 CELL = "pd-transfer/state-lengths.swa-longer"
@@ -91,18 +92,22 @@ def judged(version: str, verdict: Verdict, *findings: Finding) -> RunRecord:
     return replace(PASSED, scenarios=(row,), findings=findings, environment={"engine": engine})
 
 
+def shown(record: RunRecord) -> list[str]:
+    return cause_lines(record, 200, reviewed_findings(record, record.findings), is_kept=True)
+
+
 def test_reviewed_conditions_take_one_line_and_hide_no_other_finding() -> None:
     known = conditional("KV301", "lengths, prefill longer at the start")
     others = (conditional("KV301", "lengths, prefill longer at the end"), conditional("KV102", known.lane or ""))
-    (line,) = findings_block((known,), judged("0.5.23", Verdict.PASS, known))
+    line, _ = shown(judged("0.5.23", Verdict.PASS, known))
     assert CELL in line and "reviewed" in line
     for other in others:
-        block = findings_block((known, other), judged("0.5.23", Verdict.PASS, known, other))
+        block = shown(judged("0.5.23", Verdict.PASS, known, other))
         assert sum("only if" in line for line in block) == 1 and sum("reviewed" in line for line in block) == 1
     for record in (judged("0.5.24", Verdict.PASS, known), judged("0.5.23", Verdict.FAIL, known)):
-        assert sum("only if" in line for line in findings_block((known,), record)) == 1
+        assert sum("only if" in line for line in shown(record)) == 1
     certain = replace(known, condition=None)
-    assert not any("reviewed" in line for line in findings_block((certain,), judged("0.5.23", Verdict.FAIL, certain)))
+    assert not any("reviewed" in line for line in shown(judged("0.5.23", Verdict.FAIL, certain)))
 
 
 def test_rows_name_subjects_and_capabilities_that_exist() -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rigs.literal_record import FAILED, FOREIGN, MUTANTS
 
-from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.record import Finding, RunRecord
+from kvcheck.core.report.screen import cause_lines
 from kvcheck.core.report.to_html import render
 from kvcheck.core.report.wording import LONG, replay_line
 
@@ -56,10 +56,10 @@ def test_a_line_that_is_short_stays() -> None:
 
 def test_the_terminal_prints_short_lines_of_a_stored_run_and_whole_ones_without() -> None:
     record = replace(run(), findings=(found(minimal=PROVEN),))
-    stored, nowhere = findings_block(record.findings, record), findings_block(record.findings)
-    assert f"    repro   kvcheck replay {FAILED.run_id}#3" in stored
-    assert f"    shown   kvcheck replay {FAILED.run_id}#3:proof" in stored
-    assert f"    repro   {WHOLE}" in nowhere and f"    shown   {FLIPPED}" in nowhere
+    stored, nowhere = (cause_lines(record, 120, {}, is_kept=is_kept) for is_kept in (True, False))
+    assert f"    again     kvcheck replay {FAILED.run_id}#3" in stored
+    assert f"    shown     kvcheck replay {FAILED.run_id}#3:proof" in stored
+    assert f"    again     {WHOLE}" in nowhere and f"    shown     {FLIPPED}" in nowhere
 
 
 def test_the_page_shows_the_short_line_and_folds_the_whole_one() -> None:

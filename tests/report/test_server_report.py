@@ -13,7 +13,6 @@ from rigs.literal_record import CODE, MARKUP, PASSED
 from rigs.live_record import HIERARCHY, LIVE, LIVE_PASSED
 from rigs.schemas import check_fits
 
-from kvcheck.commands.terminal import verdict_lines
 from kvcheck.core.base.record import Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.pages import markdown as compared_md
@@ -21,6 +20,7 @@ from kvcheck.core.report.comparison.pages import render as compared_page
 from kvcheck.core.report.comparison.to_csv import render as compared_csv
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.result import evidence_problems, integrity_problems, summaries, tally
+from kvcheck.core.report.screen import verdict_line
 from kvcheck.core.report.to_html import render
 
 (PASS_ROW, HIT_ROW) = LIVE_PASSED.scenarios
@@ -81,7 +81,7 @@ def test_table_has_a_column_a_kind_and_says_what_nobody_counts() -> None:
 @pytest.mark.parametrize("facts", [{}, {"evidence": 5}, {"evidence": {"hit": None}}, {"engine": ["x"], "version": 5}])
 def test_odd_facts_are_shown_as_they_are(facts: dict[str, object]) -> None:
     odd = replace(LIVE, environment={"server": facts}, plan={"require": "much"})
-    assert 'id="server"' in render(odd) and compare([odd]).tables and verdict_lines(odd)
+    assert 'id="server"' in render(odd) and compare([odd]).tables and verdict_line(odd)
     assert 'id="server"' not in render(replace(LIVE, environment={"server": "text"}))
 
 

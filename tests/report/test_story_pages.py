@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rigs.literal_record import FAILED, FOREIGN, HOSTILE, MARKUP, STORY, UNTOLD
 
-from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.story import Story
 from kvcheck.core.report.charts import MISSING, story_svg
+from kvcheck.core.report.screen import cause_lines
 from kvcheck.core.report.story_text import lanes_of, story_lines, why_no_story
 from kvcheck.core.report.to_html import render
 from kvcheck.core.report.to_perfetto import write
@@ -78,11 +78,12 @@ def test_the_terminal_names_the_command_of_a_story_alone() -> None:
     told = replace(TOLD, id=f"{FAILED.run_id}.3")
     record = replace(FAILED, findings=(told,), argv=("stress",))
     elsewhere = replace(record, argv=("stress", "--out", "my runs"))
-    assert f"    story   kvcheck show {FAILED.run_id}#3" in findings_block((told,), record)
-    assert f"    story   kvcheck show {FAILED.run_id}#3 --out 'my runs'" in findings_block((told,), elsewhere)
-    untold = (replace(told, story=UNTOLD), FOREIGN)
-    assert not any("kvcheck show" in line for line in findings_block(untold, record))
-    assert not any("kvcheck show" in line for line in findings_block((told,))), "a run that is stored nowhere"
+    untold = replace(record, findings=(replace(told, story=UNTOLD), FOREIGN))
+    stored, other, none = (cause_lines(each, 120, {}, is_kept=True) for each in (record, elsewhere, untold))
+    assert f"    story     kvcheck show {FAILED.run_id}#3" in stored
+    assert f"    story     kvcheck show {FAILED.run_id}#3 --out 'my runs'" in other
+    nowhere = cause_lines(record, 120, {}, is_kept=False)
+    assert not any("kvcheck show" in line for line in [*none, *nowhere])
 
 
 # Traces

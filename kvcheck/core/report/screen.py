@@ -34,6 +34,7 @@ LABEL = 13
 MOST_CAUSES = 3
 MOST_REASONS = 4
 MOST_NAMED = 4
+MOST_NOTES = 4
 Reviewed = Mapping[tuple[str, str], Sequence[Finding]]
 HEADS = (40, 8, 0)
 """Longest heads of a grid's columns, in characters, widest form first. Only hyphens break."""
@@ -135,7 +136,7 @@ def labelled(label: str, text: str, width: int, most: int | None = None) -> list
     return lines or [f" {label}"]
 
 
-def below_lines(record: RunRecord, width: int) -> list[str]:
+def below_lines(record: RunRecord, width: int, untried: Sequence[str]) -> list[str]:
     """Return what was compared, not reached and not tried."""
     lines = labelled("compared", compared_text(record), width, 2)
     situations = situation_view(record)
@@ -144,7 +145,12 @@ def below_lines(record: RunRecord, width: int) -> list[str]:
         missing = int(known) - int(reached)
         named = "; ".join(situations.never)
         lines += labelled("not reached", f"{missing} of {counted(int(known), 'situation')}: {named}", width, 2)
-    return lines + _not_tried(record, width)
+    lines += _not_tried(record, width)
+    for note in untried[:MOST_NOTES]:
+        lines += labelled("not tried", note.removeprefix("not tried: "), width, 2)
+    if len(untried) > MOST_NOTES:
+        lines += labelled("", f"and {len(untried) - MOST_NOTES} more: see the report", width)
+    return lines
 
 
 def compared_text(record: RunRecord) -> str:
@@ -173,9 +179,9 @@ def _not_tried(record: RunRecord, width: int) -> list[str]:
     if not record.complete or server_of(record) is not None or not (left or any(each.not_tried for each in coverages)):
         return []
     kinds = Counter(kind for each in coverages for kind in {name.partition(":")[0] for name in each.not_tried})
+    ordered = sorted(kinds.items(), key=lambda row: (-row[1], row[0]))[:MOST_NAMED]
     named = ", ".join(
-        f"{kind if kind.endswith('s') else plural(2, kind)} in {counted(count, 'cell')}"
-        for kind, count in kinds.most_common(MOST_NAMED)
+        f"{kind if kind.endswith('s') else plural(2, kind)} in {counted(count, 'cell')}" for kind, count in ordered
     )
     planned = sum(each.wanted for each in coverages)
     text = f"{left:,} of {counted(planned, 'planned schedule')}" if left else ""
@@ -306,13 +312,15 @@ SHOWN = {
     "only if": "only if",
     "called": "called",
     "missing": "wait",
+    "proof": "proof",
     "beside": "beside",
     "again": "repro",
+    "shown": "shown",
     "small": "small",
     "story": "story",
     "more": "more",
 }
-COPIED = frozenset({"repro", "small", "story", "more"})
+COPIED = frozenset({"repro", "shown", "small", "story", "more"})
 
 
 def _cells_text(cells: Sequence[str]) -> str:
@@ -340,10 +348,12 @@ def verdict_line(record: RunRecord) -> str:
     return f" {record.verdict.value.upper()}  {judged}; {work}; {record.duration_s:.1f} s{state}"
 
 
-def screen_lines(record: RunRecord, width: int, reviewed: Reviewed, *, is_kept: bool = True) -> list[str]:
-    """Return the screen of a run that has ended. is_kept: its record is stored."""
+def screen_lines(
+    record: RunRecord, width: int, reviewed: Reviewed, *, untried: Sequence[str] = (), is_kept: bool = True
+) -> list[str]:
+    """Return the screen of a run that has ended. untried: notes for its reader. is_kept: its record is stored."""
     grid = grid_lines(record, width)
-    below = [*below_lines(record, width), *unknown_lines(record, width)] if grid else []
+    below = [*below_lines(record, width, untried), *unknown_lines(record, width)] if grid else []
     causes = cause_lines(record, width, reviewed, is_kept=is_kept)
     parts = [*grid, *([""] if grid else []), *below, *([""] if below else []), *causes]
     return [*parts, verdict_line(record)]

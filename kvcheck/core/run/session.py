@@ -65,9 +65,9 @@ class Teller(Protocol):
 
 
 class Session:
-    """results: rows without a cell. facts: additions of a command to the environment. repro: the command that repeats
-    the run. resumes: with --resume that command continues it. identity: digests of kvcheck's code and of a command's
-    inputs."""
+    """results: rows without a cell. untried: those warnings that a reader of the screen needs. facts: additions of
+    a command to the environment. repro: the command that repeats the run. resumes: with --resume that command
+    continues it. identity: digests of kvcheck's code and of a command's inputs."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Session:
         self.facts: dict[str, object] = {}
         self.identity = Identity(code=code_digest())
         self.warnings: list[str] = []
+        self.untried: list[str] = []
         self.is_saved = False
         self.teller = teller
         self._began = time.monotonic()
