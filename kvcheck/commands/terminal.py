@@ -54,10 +54,10 @@ def say(line: str = "") -> None:
     """Print a line on stdout, its verdict coloured on a terminal. Raises OSError."""
     text = _shown(line, getattr(sys.stdout, "encoding", None))
     is_coloured = has_colours(sys.stdout)
-    typer.echo(_coloured(text) if is_coloured else text, color=is_coloured or None)
+    typer.echo(coloured(text) if is_coloured else text, color=is_coloured or None)
 
 
-def _coloured(line: str) -> str:
+def coloured(line: str) -> str:
     """Return the line with the codes of its styles."""
     from rich.console import Console
     from rich.text import Text
@@ -94,7 +94,7 @@ class _Live:
             return
         width, height = terminal_size(sys.stderr)
         shown = [printable(line)[: width - 1] for line in (lines if len(lines) < height else lines[-1:])]
-        styled = [_coloured(line) for line in shown] if has_colours(sys.stderr) else shown
+        styled = [coloured(line) for line in shown] if has_colours(sys.stderr) else shown
         with WRITING:
             up = f"\x1b[{self._rows - 1}A" if self._rows > 1 else ""
             sys.stderr.write(f"\r{up}{_ERASE}" + "\n".join(styled))

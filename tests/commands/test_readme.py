@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,22 @@ def test_the_first_red_prints_the_sample(tmp_path: Path, capsys: pytest.CaptureF
     (typed,) = re.findall(r"^kvcheck (stress --mutant \S+ --seed 1)$", README, re.MULTILINE)
     assert run([*typed.split(), "--no-reports", "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr().out.splitlines()
-    (sample,) = re.findall(r"^```\n( FAIL .*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(sample.splitlines()) == 11
+    (sample,) = re.findall(r"^```\n( ✘ .*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert len(sample.splitlines()) == 6
     for line in sample.splitlines():
         whole = line.removesuffix("...").rstrip()
         assert any(each.startswith(whole) if line.endswith("...") else each == whole for each in printed), line
+
+
+@pytest.mark.schedules
+def test_the_picture_of_the_terminal_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers differ from run to run."""
+    made = tmp_path / "terminal.svg"
+    script = runpy.run_path(str(ROOT / "docs" / "make_screen.py"))
+    monkeypatch.setitem(script["main"].__globals__, "PICTURE", made)
+    script["main"]()
+    drawn, kept = (
+        "".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text(encoding="utf-8")))
+        for path in (made, ROOT / "docs" / "images" / "terminal.svg")
+    )
+    assert re.sub(r"[\d\s]+", "", drawn) == re.sub(r"[\d\s]+", "", kept) and "KV304" in drawn
