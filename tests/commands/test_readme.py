@@ -102,9 +102,8 @@ def test_the_picture_of_the_terminal_is_what_is_printed(tmp_path: Path, monkeypa
     monkeypatch.setitem(script["main"].__globals__, "PICTURE", made)
     script["main"]()
     drawn, kept = (
-        sorted(
-            re.findall(r"[^\W\d]+", html.unescape(" ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))))
-        )
+        " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text(encoding="utf-8")))
         for path in (made, ROOT / "docs" / "images" / "terminal.svg")
     )
-    assert drawn == kept and "KV" in drawn
+    words = [sorted(re.findall(r"[^\W\d]+", html.unescape(text))) for text in (drawn, kept)]
+    assert words[0] == words[1] and "KV" in words[0]
