@@ -193,8 +193,5 @@ def end_rounds(
     session.results = [*before, *(each.result() for each in progress), *rows]
     if session.results and all(row.verdict is Verdict.PASS for row in session.results) and (kinds := unseen(total)):
         session.warnings.append(f"not seen in this run, and not tried by it: {', '.join(kinds)}")
-        session.untried.append(session.warnings[-1])
     session.warnings += untried
-    session.untried += untried
-    for line in session.warnings:
-        session.detail(f" ----  {line}")
+    session.untried = session.warnings

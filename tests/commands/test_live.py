@@ -84,9 +84,12 @@ def test_a_fault_ends_in_its_code_and_finding(fault: str, engine: str, ask: Aske
         patience = ("--timeout", "1") if fault.startswith("hang") else ()
         ended, said = ask(server.url, *patience, scenarios=("aborts" if fault == "after-abort" else "prefix-cache",))
     assert ended == code, said
-    assert text in said
-    if code != 2:
-        codes = {finding.code for finding in ask.record().findings}
+    if code == 2:
+        assert text in said
+    else:
+        record = ask.record()
+        assert text in said or any(text in each.message for each in record.findings)
+        codes = {finding.code for finding in record.findings}
         assert bool(codes & findings) == bool(findings), said
         assert not codes - findings, said
 
@@ -105,8 +108,7 @@ def test_a_response_cache_is_told_first_and_no_page_is_named(engine: str, ask: A
     with fake(engine, "front-cache") as server:
         code, said = ask(server.url, scenarios=("prefix-cache",))
     assert code == 1, said
-    (verdict,) = [at for at, line in enumerate(said.splitlines()) if "prefix-cache/" in line and "FAIL" in line]
-    assert "a response cache or a proxy" in said.splitlines()[verdict + 1]
+    assert said.index("a response cache or a proxy") < said.index(" ✘ 1  KV")
     record = ask.record()
     assert {(each.layer, each.page) for each in record.findings} == {(None, None)} and " to layer" not in said
     assert all(each.minimal is not None and each.minimal["suspects"] == [] for each in record.findings)
@@ -165,8 +167,8 @@ def test_a_scenario_that_a_server_lacks_is_told_and_unknown_where_it_was_named(e
         code, said = ask(server.url, scenarios=())
         named, how = ask(server.url, scenarios=("hicache",))
     assert code == 0, said
-    assert "not tried: hicache" in said and "not tried: pd-transfer" in said
-    assert ("not tried: priority" in said) == (engine == "vllm")
+    untried = {line.split()[2] for line in said.splitlines() if line.startswith(" not tried ")}
+    assert {"hicache:", "pd-transfer:"} <= untried and ("priority:" in untried) == (engine == "vllm")
     assert named == 4 and "start " in how
 
 

@@ -123,14 +123,14 @@ def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
     printed = capsys.readouterr().out
     bug = mutant(name)
     assert printed.splitlines()[-1] == " exit 1"
-    assert bug.code in printed and f"(oracle {bug.killed_by})" in printed
+    assert f" ✘ 1  {bug.code} " in printed
     (path,) = tmp_path.glob("*/run.json")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     finding = next(row for row in record["findings"] if row["code"] == bug.code)
     assert finding["oracle"] == bug.killed_by
     number = finding["id"].rpartition(".")[2]
     short = f"kvcheck replay {record['run_id']}#{number} --out {tmp_path}"
-    assert f"    repro   {min(finding['replay'], short, key=len)}\n" in printed
+    assert f"    again     {min(finding['replay'], short, key=len)}\n" in printed
     assert run(["replay", finding["schedule"], "--times", "3"]) == 1
     again = capsys.readouterr().out
     assert "STILL FAILS 3/3" in again and bug.code in again and "identical each time" in again

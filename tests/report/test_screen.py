@@ -105,7 +105,7 @@ def test_the_lines_below_count_what_was_compared_and_not_tried_and_go_on() -> No
 
 def test_equal_reasons_of_unknown_cells_are_one_line() -> None:
     (told,) = [line for line in screen_lines(RED, 10_000, {}) if line.startswith(" ? ")]
-    assert "5 cells: no retraction in 7 schedules" in told and told.endswith(" and 1 more)")
+    assert "6 cells: no retraction in 7 schedules" in told and told.endswith(" and 2 more)")
 
 
 def found(number: int, code: str, shape: str, **changes: object) -> Finding:

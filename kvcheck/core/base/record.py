@@ -28,6 +28,7 @@ SCHEMA_VERSION = "1"
 RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_DEPTH = 32
 MAX_NUMBER = 10**20
+STOPPED = "stopped before the cell was finished"
 LEFT_OUT = "more findings were made and are not in this record"
 """Stands in the warning of a run that kept only its first findings, beside their number."""
 

@@ -16,15 +16,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvcheck.core.base.causes import Bug, bugs
+from kvcheck.core.base.causes import SINGLE, Bug, bugs
 from kvcheck.core.base.nouns import counted, plural
-from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import STOPPED, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
 from kvcheck.core.report.prices import is_check, is_enough
 from kvcheck.core.report.situation_matrix import situation_view
 from kvcheck.core.report.view import LEAST_FILLED, CellView, cause_view, cells_of, verdicts_text, work_counts
 from kvcheck.core.report.wording import SMALL, aligned, shorter, small_line, why_text
-from kvcheck.core.run.cell import STOPPED
 
 MARK = {Verdict.PASS: "✔", Verdict.UNKNOWN: "?", Verdict.FAIL: "✘"}
 OPEN = "·"
@@ -34,7 +33,7 @@ LABEL = 13
 MOST_CAUSES = 3
 MOST_REASONS = 4
 MOST_NAMED = 4
-MOST_NOTES = 4
+MOST_NOTES = 8
 Reviewed = Mapping[tuple[str, str], Sequence[Finding]]
 HEADS = (40, 8, 0)
 """Longest heads of a grid's columns, in characters, widest form first. Only hyphens break."""
@@ -147,7 +146,8 @@ def below_lines(record: RunRecord, width: int, untried: Sequence[str]) -> list[s
         lines += labelled("not reached", f"{missing} of {counted(int(known), 'situation')}: {named}", width, 2)
     lines += _not_tried(record, width)
     for note in untried[:MOST_NOTES]:
-        lines += labelled("not tried", note.removeprefix("not tried: "), width, 2)
+        plain = note.removeprefix("not tried: ")
+        lines += labelled("not tried" if plain != note else "note", plain, width, 2)
     if len(untried) > MOST_NOTES:
         lines += labelled("", f"and {len(untried) - MOST_NOTES} more: see the report", width)
     return lines
@@ -202,10 +202,9 @@ def go_on(record: RunRecord) -> str:
 
 def unknown_lines(record: RunRecord, width: int) -> list[str]:
     """Return a reason against a pass with its cells, for each kind of reason."""
-    explained = {finding.cell for finding in record.findings if finding.condition is None}
     by_reason: dict[str, list[str]] = {}
     for row in record.scenarios:
-        if row.verdict is not Verdict.PASS and row.id not in explained and (why := why_text(row)):
+        if row.verdict is not Verdict.PASS and (why := why_text(row)):
             by_reason.setdefault(f"{MARK[row.verdict]} {why}", []).append(row.id)
     lines: list[str] = []
     for why, cells in list(by_reason.items())[:MOST_REASONS]:
@@ -239,7 +238,8 @@ def entries_of(findings: Sequence[Finding]) -> list[Entry]:
     for bug in bugs(findings):
         alike.setdefault((bug.cause.code, bug.cause.oracle, bug.cause.condition), []).append(bug)
     entries: list[Entry] = []
-    for first, *repeats in alike.values():
+    for group in alike.values():
+        first, *repeats = sorted(group, key=_unplaced)
         cells = {cell for bug in (first, *repeats) for cell in bug.cells}
         of = next((at for at, each in enumerate(entries) if cells <= set(each.cells) and _goes_with(each, first)), None)
         if of is None:
@@ -248,6 +248,12 @@ def entries_of(findings: Sequence[Finding]) -> list[Entry]:
             each = entries[of]
             entries[of] = Entry(bug=each.bug, repeats=each.repeats, beside=(*each.beside, first, *repeats))
     return entries
+
+
+def _unplaced(bug: Bug) -> int:
+    """Return 0 unless each finding stands alone: then those that name a place come first."""
+    cause = bug.cause
+    return (cause.layer is None) + (cause.page is None) if cause.oracle in SINGLE else 0
 
 
 def _goes_with(entry: Entry, bug: Bug) -> bool:

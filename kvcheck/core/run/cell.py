@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.record import STOPPED, Coverage, Evidence, Finding, ScenarioResult, Verdict
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.run.runners import row_of
 from kvcheck.core.run.turns import Report
 
 NOT_EXERCISED = "KV990"
-STOPPED = "stopped before the cell was finished"
 ROUND = 24
 """So many schedules try every order and every setting at least once."""
 

@@ -65,7 +65,7 @@ class Teller(Protocol):
 
 
 class Session:
-    """results: rows without a cell. untried: those warnings that a reader of the screen needs. facts: additions of
+    """results: rows without a cell. untried: those warnings that the screen shows. facts: additions of
     a command to the environment. repro: the command that repeats the run. resumes: with --resume that command
     continues it. identity: digests of kvcheck's code and of a command's inputs."""
 
