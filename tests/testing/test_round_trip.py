@@ -27,7 +27,7 @@ def test_a_forgotten_buffer_is_not_moved_and_holds_the_next_owners_bytes(seed: i
     assert {(each.code, each.layer, each.cause) for each in error.findings[1:]} == {
         ("KV102", layer, cause.id) for layer in (0, 1)
     }
-    assert "layers 0, 1" in cause.message and f"token {cause.row} with request 3's bytes" in cause.message
+    assert "layers 0, 1" in cause.message and f"row {cause.row} with request 3's bytes" in cause.message
     assert {each.buffer for each in error.findings} == {"k_scale"}, "nothing else is accused"
 
 
