@@ -1,4 +1,4 @@
-"""Names of kvcheck's pytest marker and fixtures.
+"""Names that both halves of kvcheck's pytest plugin use.
 
 Invariants:
 - Imports pytest alone.
@@ -11,6 +11,8 @@ import pytest
 MARKER = "kvcheck_schedules"
 SEED = "kvcheck_seed"
 FIXTURES = ("kvcheck_pool", "kvcheck_streams", SEED)
+JUDGED = "kvcheck_judged"
+"""The attribute of a test's report that carries its outcome, as plain JSON, from a worker to the process that waits."""
 
 
 def asks(item: pytest.Item) -> bool:

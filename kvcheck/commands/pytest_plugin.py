@@ -7,13 +7,14 @@ Invariants:
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvcheck.commands.pytest_asks import MARKER, asks
+from kvcheck.commands.pytest_asks import JUDGED, MARKER, asks
 
 if TYPE_CHECKING:
     from kvcheck.commands.pytest_run import PoolChecks
@@ -62,6 +63,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if asks(item) and not item.config.getoption("kvcheck"):
         pytest.skip(OFF)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    told = (
+        (report, report.longrepr[2].removeprefix("Skipped: ")) for report in terminalreporter.stats.get("skipped", ())
+    )
+    skipped = Counter(reason for report, reason in told if reason == OFF or hasattr(report, JUDGED))
+    for reason, count in skipped.items():
+        terminalreporter.write_line(f"kvcheck: {count} test{'s' * (count > 1)} skipped: {reason}")
 
 
 @pytest.fixture

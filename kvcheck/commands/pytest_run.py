@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,9 @@ from urllib.parse import quote
 
 import pytest
 
-from kvcheck.commands.pytest_asks import MARKER, SEED, asks
+from kvcheck.commands.pytest_asks import JUDGED, MARKER, SEED, asks
+from kvcheck.core.base.causes import NUMBERS
+from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import KvcheckError, UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, to_plain, value_from
 from kvcheck.core.run.cell import decided
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 SCENARIO = "own-code"
 TRIAL = pytest.StashKey[Trial]()
-JUDGED = "kvcheck_judged"
-"""The attribute of a test's report that carries its Outcome, as plain JSON, from a worker to the process that waits."""
 REASON_AT_MOST = 300
 MOST_LEFT = 8
 """Lines about untried settings, each once for all tests."""
@@ -66,6 +66,8 @@ class CheckedRun:
     outcomes: list[TestRunOutcome] = field(default_factory=list)
     order: dict[str, int] = field(default_factory=dict)
     """Place of each test by its node id. Processes of xdist end in any order; a record has its tests in this one."""
+    whole: list[tuple[TestRunOutcome, frozenset[object]]] = field(default_factory=list)
+    """Failures that are printed whole, each with its findings as `_same` compares them."""
     session: Session | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -126,7 +128,8 @@ class CheckedRun:
         if call.excinfo is not None and isinstance(error, (IntegrityError, NotJudged)):
             shown = call.excinfo.getrepr(style="value")
             if shown.reprcrash is not None:
-                shown.reprcrash.message = str(error)  # the line of pytest's summary
+                shown.reprcrash.message = str(error).partition("\n")[0]  # the line of pytest's summary
+            shown.reprtraceback.extraline = f"\n{_place(item, call.excinfo)}: {type(error).__name__}"
             report.longrepr = shown
         if call.when == "call" or (call.when == "setup" and error is not None):
             made = item.stash.get(TRIAL, None)
@@ -134,9 +137,23 @@ class CheckedRun:
                 setattr(report, JUDGED, to_plain(self._outcome(item, error, made or Trial(), call.duration)))
         return report
 
+    @pytest.hookimpl(trylast=True)  # after junitxml and the like, which keep the whole text
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if hasattr(report, JUDGED):
-            self.outcomes.append(value_from(TestRunOutcome, getattr(report, JUDGED), JUDGED))
+        if not hasattr(report, JUDGED):
+            return
+        outcome = value_from(TestRunOutcome, getattr(report, JUDGED), JUDGED)
+        self.outcomes.append(outcome)
+        if not report.failed or not outcome.findings:
+            return
+        causes = _same(each for each in outcome.findings if each.cause is None)
+        first = next((each.seed for each, seen in self.whole if each.cell == outcome.cell and causes <= seen), None)
+        if first is None:
+            self.whole.append((outcome, _same(outcome.findings)))
+        else:
+            cause = outcome.findings[0]
+            called = (cause.minimal or {}).get("called")
+            report.longrepr = f"{cause.code} {CODES[cause.code].title}, as with seed{first}"
+            report.longrepr += f": {called}" if called else ""
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self.config, "workerinput"):
@@ -243,6 +260,17 @@ class CheckedRun:
     def _lines(self) -> list[str]:
         cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
         return [f"{SCENARIO}:shape={quote(cell, safe='/:[]')}" for cell in cells]
+
+
+def _same(findings: Iterable[Finding]) -> frozenset[object]:
+    """Return codes and messages without their numbers, which are equal for one bug under several seeds."""
+    return frozenset((each.code, NUMBERS.sub("#", each.message)) for each in findings)
+
+
+def _place(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> str:
+    """Return file and line of the test: the call that failed, or the start of a test that has not made one."""
+    lines = [each.lineno for each in error.traceback if each.path == item.path]
+    return f"{item.location[0]}:{(lines[-1] if lines else item.location[1] or 0) + 1}"
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:

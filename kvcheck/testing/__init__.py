@@ -14,6 +14,8 @@ that was not tried.
 Stability: the names in `__all__`, their parameters, and the fields of Judged and IntegrityError keep their meaning from
 version to version. A parameter that comes later has a default. A finding code keeps its meaning; the wording of a
 message may change, and a later version may find more. All other names are internal.
+
+pytest leaves kvcheck's frames out of a traceback, so that it ends in your line; `pytest --full-trace` shows them.
 """
 
 from kvcheck.testing.failures import IntegrityError, Judged, NotJudged

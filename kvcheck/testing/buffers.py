@@ -20,6 +20,8 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_touched
 from kvcheck.testing.reached import HeldTensor, Passed, is_named, reached
 
+__tracebackhide__ = True
+
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
 """Types in which one element a slot is an id, a length or a flag, not content."""
 LISTED = 6
@@ -29,7 +31,7 @@ LISTED = 6
 class RowUnits:
     slots: int
     page_size: int = 1
-    name: str = "token"
+    unit: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("slots", self.slots), ("page_size", self.page_size)):
@@ -39,6 +41,13 @@ class RowUnits:
             raise NotJudged(
                 f"expected slots= as a multiple of page_size= and at least 2, got {self.slots} and {self.page_size}"
             )
+        if self.unit == "page" and self.page_size > 1:
+            raise NotJudged(f"unit='page': expected page_size=1, since an id numbers a page; got {self.page_size}")
+
+    @property
+    def name(self) -> str:
+        """Noun of what an id numbers."""
+        return self.unit or ("token" if self.page_size > 1 else "row")
 
     @property
     def pages(self) -> int:

@@ -11,6 +11,8 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Finding
 
+__tracebackhide__ = True
+
 MOST_SHOWN = 5
 
 
@@ -74,12 +76,11 @@ def _block(bug: Bug) -> list[str]:
     cause = bug.cause
     place = [name for name in (cause.buffer,) if name is not None]
     place += [f"layer {cause.layer}"] if cause.layer is not None else []
-    place += [f"row {cause.row}"] if cause.row is not None else []
     lines = [f"{cause.code} {CODES[cause.code].title}"]
     lines += [f"  where   {', '.join(place)}"] if place else []
     lines.append(f"  what    {cause.message}")
     dump = cause.minimal or {}
-    lines += [f"  {name:<7} {dump[name]}" for name in ("seen", "wanted") if name in dump]
+    lines += [f"  {name:<7} {dump[name]}" for name in ("called", "seen", "wanted") if name in dump]
     codes = Counter(each.code for each in bug.findings)
     also = codes.pop(cause.code) - 1
     followed = ", ".join(f"{code} x{count}" for code, count in codes.items())

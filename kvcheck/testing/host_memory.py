@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from kvcheck.core.probes.frame.streams import Machine
 
+__tracebackhide__ = True
+
 MAKES = (torch.empty, torch.zeros, torch.ones, torch.full)
 LIKES = (
     *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like),

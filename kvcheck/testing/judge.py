@@ -15,6 +15,8 @@ from kvcheck.core.base.record import Finding
 from kvcheck.testing.buffers import Buffer
 from kvcheck.testing.ownership import PADDING, Owner, Ownership, dump
 
+__tracebackhide__ = True
+
 TELLING = 8
 """Bytes of a row that suffice to identify the place that it was written for."""
 
@@ -38,6 +40,8 @@ class RowJudge:
     words: dict[str, int] = field(default_factory=dict)
     reads: int = 0
     findings: list[Finding] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """Calls of the user's functions so far, each with its ids, so that they can be repeated in a debugger."""
 
     def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> WrongRow | None:
         """Count and compare rows, [ids, bytes] each. Return the first difference."""
@@ -62,11 +66,14 @@ class RowJudge:
         message: str,
         held: Buffer | None,
         wrong: WrongRow | None = None,
+        *,
+        call: str | None = None,
         **more: object,
     ) -> None:
         place = {} if held is None else {"buffer": held.name, "layer": held.layer}
-        seen = {} if wrong is None else {"seen_request": wrong.seen_request, "minimal": wrong.minimal}
-        fields = {**place, **seen, **more}
+        called = "; ".join([*self.calls, *([] if call is None else [call])])
+        minimal = {"called": called, **({} if wrong is None else wrong.minimal)}
+        fields = {**place, "seen_request": wrong and wrong.seen_request, "minimal": minimal, **more}
         self.findings.append(Finding(code=code, oracle=oracle, message=message, tier="device", **fields))  # type: ignore[arg-type]
 
     def _wrong(

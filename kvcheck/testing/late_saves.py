@@ -20,6 +20,8 @@ from kvcheck.testing.judge import WrongRow
 from kvcheck.testing.plan import NEXT, SAVED_LATE, SlotScene
 from kvcheck.testing.streams import Streams
 
+__tracebackhide__ = True
+
 Saved = TypeVar("Saved")
 ORDERS = 9
 """Orders tried with stand-in streams. On a device it is one."""

@@ -13,10 +13,12 @@ from kvcheck.testing.buffers import Buffer, RowUnits, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable, overlap
-from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, scene_of, seed_of
+from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
 from kvcheck.testing.reached import reached
 from kvcheck.testing.round_trip import judge_padding
 from kvcheck.testing.streams import Streams
+
+__tracebackhide__ = True
 
 STALE = ("KV101", "KV102", "KV103", "KV104")
 """Codes of rows that the load has not reached, or only in part."""
@@ -47,7 +49,7 @@ def waits(
     include: Collection[str] = (),
     unused: Mapping[str, object] | None = None,
     as_ids: Callable[[list[int]], object] | None = None,
-    unit: str = "token",
+    unit: str | None = None,
     seed: int | None = None,
 ) -> Judged:
     """Judge that `read(layer, ids)` waits for the work that `load(copy, ids)` puts on a stream of its own.
@@ -71,7 +73,7 @@ def waits(
     threads, C++ extensions with streams of their own, buffers that `read` does not return (the result names them), and
     a load whose source is reused too early.
     """
-    units = RowUnits(slots=slots, page_size=page_size, name=unit)
+    units = RowUnits(slots=slots, page_size=page_size, unit=unit)
     drawn = seed_of(seed)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
     scene = scene_of(look, units, ids, into, padding, as_ids, drawn)
@@ -80,6 +82,7 @@ def waits(
     streams.release()
     streams.report()
     scene.mark_all()
+    scene.judge.calls.append(f"load(copy, {ids_text(scene.plan.into)})")
     copy, threaded = saved_once(scene.found, save, scene.ids())
     streams.release()
 
@@ -179,7 +182,7 @@ class _LateLoads:
                 self.in_order[told] = None
                 seen = after_others
         for held, rows in zip(known, seen, strict=True):
-            self._judge(held, rows, reader, what)
+            self._judge(held, rows, reader, layer)
 
     def _read_late(
         self,
@@ -223,7 +226,7 @@ class _LateLoads:
     def _is_early(self, known: Sequence[Buffer], seen: Sequence[torch.Tensor]) -> bool:
         return any(not torch.equal(rows, self._wanted(held)) for held, rows in zip(known, seen, strict=True))
 
-    def _judge(self, held: Buffer, seen: torch.Tensor, reader: str, what: str) -> None:
+    def _judge(self, held: Buffer, seen: torch.Tensor, reader: str, layer: int) -> None:
         ids = self._rows(held)
         wrong = self.scene.judge.compare(held, ids, seen, self._wanted(held))
         if wrong is None:
@@ -232,14 +235,15 @@ class _LateLoads:
         self.scene.judge.find(
             "KV201" if early else wrong.code,
             "content",
-            f"{what} {'did not wait for its load' if early else 'during a load'}: {held.unit} {ids[wrong.at]} of "
-            f"{held.where}, holds {wrong.story}; expected request {SAVED}, position {wrong.at}; {wrong.rows} "
-            f"of {len(ids)} rows are wrong",
+            f"{reader} of layer {layer} {'did not wait for its load' if early else 'during a load'}: {held.unit} "
+            f"{ids[wrong.at]} of {held.where}, holds {wrong.story}; expected request {SAVED}, position {wrong.at}; "
+            f"{wrong.rows} of {len(ids)} rows are wrong",
             held,
             wrong,
             row=ids[wrong.at],
             request=SAVED,
             lane=reader,
+            call=f"{reader}({layer}, {ids_text(self.scene.plan.into)})",
         )
 
     def _is_of(self, tensor: torch.Tensor, held: Buffer) -> bool:

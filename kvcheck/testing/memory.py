@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+__tracebackhide__ = True
+
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -13,6 +13,8 @@ from kvcheck.testing.ownership import dump
 from kvcheck.testing.plan import conclude
 from kvcheck.testing.reached import HeldTensor, reached
 
+__tracebackhide__ = True
+
 
 class watch:
     """Judge a value that its receiver owns: a tensor, or an object that holds tensors.

@@ -17,6 +17,8 @@ from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.content import content
 from kvcheck.testing.buffers import Buffer
 
+__tracebackhide__ = True
+
 PADDING = 0
 DUMPED = 16
 """Bytes of a row in a finding."""

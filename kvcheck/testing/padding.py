@@ -18,6 +18,8 @@ from kvcheck.testing.buffers import Buffer, index_text
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.judge import RowJudge, WrongRow
 
+__tracebackhide__ = True
+
 TELLING = 4
 """Bytes that suffice for a match; shorter runs are matched as part of the whole row."""
 

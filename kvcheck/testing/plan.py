@@ -16,9 +16,13 @@ from kvcheck.testing.failures import IntegrityError, Judged, NotJudged
 from kvcheck.testing.judge import RowJudge, WrongRow
 from kvcheck.testing.ownership import PADDING, Ownership
 
+__tracebackhide__ = True
+
 SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
 MOST_PAGES = 4
 """Most pages of a drawn request; the least is two."""
+MOST_LISTED = 12
+"""Most ids and ranges of ids in a text."""
 _CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
 
 
@@ -78,6 +82,15 @@ def _pages_of(name: str, ids: Sequence[int], units: RowUnits, padded: Collection
 def _tokens(pages: Sequence[int], units: RowUnits) -> tuple[int, ...]:
     size = units.page_size
     return tuple(page * size + offset for page in pages for offset in range(size))
+
+
+def ids_text(ids: Sequence[int]) -> str:
+    """Return a list in Python, with consecutive ids as *range(start, end)."""
+    starts = [at for at, number in enumerate(ids) if not at or number != ids[at - 1] + 1]
+    parts = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+    listed = [f"*range({part[0]}, {part[-1] + 1})" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
+    more = f", ... {len(ids)} ids" if len(listed) > MOST_LISTED else ""
+    return f"[{', '.join(listed[:MOST_LISTED])}{more}]"
 
 
 @dataclass(slots=True)
@@ -150,13 +163,14 @@ def scene_of(
 ) -> SlotScene:
     found = look()
     device = found.buffers[0].rows.device
+    plan = plan_of(units, ids, into, padding, seed)
     return SlotScene(
         units=units,
-        plan=plan_of(units, ids, into, padding, seed),
+        plan=plan,
         make=as_ids or (lambda numbers: torch.tensor(numbers, dtype=torch.int64, device=device)),
         look=look,
         found=found,
-        judge=RowJudge(Ownership(), found.buffers),
+        judge=RowJudge(Ownership(), found.buffers, calls=[f"save({ids_text(plan.ids)})"]),
     )
 
 

@@ -18,6 +18,8 @@ import torch
 
 from kvcheck.testing.failures import NotJudged
 
+__tracebackhide__ = True
+
 MAX_DEPTH = 40
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, range, type(None), torch.dtype, torch.device, torch.layout)
 _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)

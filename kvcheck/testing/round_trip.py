@@ -25,9 +25,11 @@ from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, times_saved, untouched
-from kvcheck.testing.plan import NEXT, SAVED, SlotScene, conclude, scene_of, seed_of
+from kvcheck.testing.plan import NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
 from kvcheck.testing.reached import HeldTensor, Passed, reached
 from kvcheck.testing.streams import Streams, active_streams
+
+__tracebackhide__ = True
 
 Saved = TypeVar("Saved")
 
@@ -46,7 +48,7 @@ def check_round_trip(
     include: Collection[str] = (),
     unused: Mapping[str, object] | None = None,
     as_ids: Callable[[list[int]], object] | None = None,
-    unit: str = "token",
+    unit: str | None = None,
     seed: int | None = None,
 ) -> Judged:
     """Judge that a saved request is restored completely, and that its copy has memory of its own.
@@ -59,7 +61,8 @@ def check_round_trip(
     share slots. padding: slots that belong to no request. exclude: names of tensors without KV, such as scratch memory,
     exact or with *. include: names of lists of ids to be judged all the same. unused: parts of rows without KV, such as
     alignment, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes the argument of save and load,
-    by default an int64 tensor on the pool's device. unit: the unit that an id numbers, for messages. seed: of the draw.
+    by default an int64 tensor on the pool's device. unit: noun for what an id numbers, in messages; by default "row",
+    or "token" with page_size=. seed: of the draw.
 
     Raises IntegrityError with the findings: KV304 for a buffer that load left unchanged, KV102 for bytes of another
     request, KV301 for another position, KV305 for a saved value that shares memory with the pool, KV403 for another
@@ -69,7 +72,7 @@ def check_round_trip(
     A pass means that this save and this load moved these rows bit for bit on this device. Not covered: lossy copies,
     copies that a device runs after save returns, other sizes, and memory that no attribute of the pool leads to.
     """
-    units = RowUnits(slots=slots, page_size=page_size, name=unit)
+    units = RowUnits(slots=slots, page_size=page_size, unit=unit)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
     scene = scene_of(look, units, ids, into, padding, as_ids, seed_of(seed))
     judge, plan = scene.judge, scene.plan
@@ -92,6 +95,7 @@ def check_round_trip(
     left = (*not_tried, *beside, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
+    judge.calls.append(f"load(copy, {ids_text(plan.into)})")
     load(copy, scene.into())
     scene.look_again()
     still = _judge_loaded(scene, saved)

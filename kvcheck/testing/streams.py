@@ -28,6 +28,8 @@ from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import MemoryOrigins, Saving
 
+__tracebackhide__ = True
+
 BYTES = (torch.uint8, torch.int8, torch.int16)
 """Integer types of stored content, not of row numbers."""
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")

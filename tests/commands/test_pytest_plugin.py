@@ -73,8 +73,9 @@ def test_without_the_option_nothing_is_imported_and_who_asks_is_skipped(tmp_path
         "import pytest\n@pytest.mark.kvcheck_schedules(3)\ndef test_a(): 1 / 0\n"
         "def test_b(kvcheck_pool): 1 / 0\ndef test_c(): pass\n"
     )
-    done = run_pytest(project(tmp_path, asking), "-q", "-rs", "--strict-markers")
-    assert done.returncode == 0 and "1 passed, 2 skipped" in done.stdout and "needs pytest --kvcheck" in done.stdout
+    done = run_pytest(project(tmp_path, asking), "-q", "--strict-markers")
+    assert done.returncode == 0 and "1 passed, 2 skipped" in done.stdout
+    assert "kvcheck: 2 tests skipped: needs pytest --kvcheck" in done.stdout, "without -rs"
 
 
 def test_a_failure_is_the_finding_and_other_tests_are_as_they_were(tmp_path: Path) -> None:
@@ -89,10 +90,68 @@ def test_a_failure_is_the_finding_and_other_tests_are_as_they_were(tmp_path: Pat
     red, plain, nothing, wrong = re.split(r"^_+ test_\w+ _+$", done.stdout, flags=re.MULTILINE)[1:]
     assert done.returncode == 1 and red.startswith("\nKV304 buffer not moved\n  where   k_scale"), done.stdout
     assert "request 3's bytes" in red and "kvcheck explain KV304" in red and "def " not in red and "Finding(" not in red
+    line = body[: body.index("slots=31")].count("\n") + 1
+    assert re.search(rf"^  called  save\(\[.+\]\); load\(copy, \[.+\]\)$.*^test_it.py:{line}: ", red, re.M | re.S)
     assert ">       assert 1 == 2" in plain, "pytest's own"
     assert "the test asks for kvcheck and judged nothing" in nothing
     assert "k [31, 4] has no dimension of 30 slots" in wrong
     assert "FAILED test_it.py::test_red - KV304 buffer not moved" in done.stdout
+
+
+RAISES = """
+from kvcheck.testing import streams
+
+class Raises(Pool):
+    def save(self, ids):
+        return [self.k[ids + 31]]
+
+@pytest.mark.parametrize("kind", [Forgets, Raises])
+def test_plain(kind):
+    pool = kind()
+    check_round_trip(pool, save=pool.save, load=pool.load, slots=31)
+def test_late():
+    with streams(device="cpu"):
+        pool = Raises()
+        check_round_trip(pool, save=pool.save, load=pool.load, slots=31)
+def test_not_judged():
+    check_round_trip(Pool(), save=len, load=len, slots=30)
+@pytest.mark.skip(reason="no device")
+def test_skipped(kvcheck_pool): pass
+"""
+
+
+@pytest.mark.parametrize("option", [(), ("--kvcheck",)], ids=["plain", "kvcheck"])
+def test_a_traceback_has_lines_of_the_user_alone(tmp_path: Path, option: tuple[str, ...]) -> None:
+    done = run_pytest(project(tmp_path, POOL + RAISES), "-q", *option)
+    assert done.returncode == 1 and "4 failed, 1 skipped" in done.stdout, done.stdout
+    shown = {*re.findall(r"^(?:.*/)?([\w.-]+\.py):\d+: ", done.stdout, re.M)}
+    assert shown == {"test_it.py", "_ops.py"}, "the user's lines, and one of torch's below a late copy"
+    assert ("kvcheck: 1 test skipped: no device" in done.stdout) is bool(option)
+    whole = run_pytest(project(tmp_path, POOL + RAISES), "-q", "--full-trace").stdout
+    assert "kvcheck/testing/round_trip.py" in whole and "kvcheck/core/probes/frame/cuda_streams.py" in whole
+
+
+SAME = """
+@pytest.mark.kvcheck_schedules(4)
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_red(kvcheck_pool, kvcheck_seed, name):
+    pool = Forgets()
+    if kvcheck_seed == 2:
+        pool.load = lambda copy, ids: Pool.load(pool, copy, ids.flip(0))
+    kvcheck_pool.round_trip(pool, save=pool.save, load=pool.load, slots=31)
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_one_finding_under_several_seeds_is_printed_whole_once(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    folder = project(tmp_path, POOL + SAME)
+    done = run_pytest(folder, "-q", "--kvcheck", "--junitxml=junit.xml", *workers)
+    printed, summary = done.stdout.split("short test summary info")
+    assert done.returncode == 1 and printed.count("  where   ") == 4 and summary.count("FAILED ") == 8, done.stdout
+    for first in re.findall(r"^KV304 .*, as with seed(\d): save\(\[[\d, ]+\]\); load\(copy, .+\)$", printed, re.M):
+        assert first in "013", "seed 2 has another finding"
+    assert len(re.findall("^KV304 .*, as with seed", printed, re.M)) == 4
+    assert (folder / "junit.xml").read_text().count("  where   ") >= 8, "other reports have all of it"
 
 
 def test_a_seed_is_a_test_that_pytest_runs_again(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def with_tensor(tensor: torch.Tensor) -> Pool:
         (Pool(), {"slots": "61"}, "expected slots= as a whole number, got '61'"),
         (Pool(), {"slots": 61.0}, "expected slots= as a whole number, got 61.0"),
         (Pool(), {"page_size": 16}, "multiple of page_size="),
+        (Paged(), {"slots": 208, "page_size": 16, "unit": "page"}, "unit='page': expected page_size=1"),
         (Paged(), {"slots": 208, "page_size": 16, "ids": list(range(20, 36))}, "whole pages of 16"),
     ],
 )

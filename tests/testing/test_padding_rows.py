@@ -45,7 +45,7 @@ class Masked(Padded):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_padding_that_load_writes_is_named(options: dict[str, Any], seed: int) -> None:
     (told,) = judged(Padded(**options), seed=seed).not_tried
-    assert told.startswith("rows[0], rows[1]: token 0 is padding, and load changed it")
+    assert told.startswith("rows[0], rows[1]: row 0 is padding, and load changed it")
     assert ("NaN" in told) == (not options) and "padding=()" in told
 
 
@@ -66,7 +66,7 @@ def test_the_advice_that_is_printed_finds_it() -> None:
 @pytest.mark.parametrize("pad", [LAST, -1])
 def test_the_last_slot_may_be_padding(pad: int, padding: tuple[int, ...]) -> None:
     (told,) = judged(Padded(pad=pad), padding=padding).not_tried
-    assert f"token {LAST} is padding" in told
+    assert f"row {LAST} is padding" in told
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -149,9 +149,9 @@ class OneByte(Padded):
 def test_nan_in_a_row_that_save_does_not_read_is_named_alone() -> None:
     for seed in SEEDS:
         (told,) = judged(AnotherSlot(), padding=(0, LAST), seed=seed).not_tried
-        assert f"token {LAST} is padding" in told and "NaN" in told
+        assert f"row {LAST} is padding" in told and "NaN" in told
         (told,) = judged(OneByte(), seed=seed).not_tried
-        assert told.startswith("rows[0]: token 0 is padding") and "NaN" in told
+        assert told.startswith("rows[0]: row 0 is padding") and "NaN" in told
 
 
 class SaveWrites(Padded):
@@ -175,7 +175,7 @@ class PageZero(Paged):
 
 def test_who_wrote_is_said_and_pages_of_several_rows_are_padding_whole() -> None:
     (told,) = judged(SaveWrites()).not_tried
-    assert told.startswith("rows[1]: token 0 is padding, and save changed it")
+    assert told.startswith("rows[1]: row 0 is padding, and save changed it")
     index, latent = sorted(judged(PageZero(), slots=208, page_size=16).not_tried)
     assert index.startswith("index_k[0]: page 0 is padding") and latent.startswith("latent[1]: token 5 is padding")
     assert judged(Paged(), slots=208, page_size=16).not_tried == ()

@@ -8,6 +8,8 @@ import pytest
 import torch
 from rigs.own_pools import SEEDS, SLOTS, PagedWithoutIndex, Pool, found
 
+from kvcheck.testing.plan import ids_text
+
 
 class WithoutScale(Pool):
     def buffers(self) -> list[torch.Tensor]:
@@ -27,7 +29,7 @@ def test_a_forgotten_buffer_is_not_moved_and_holds_the_next_owners_bytes(seed: i
     assert {(each.code, each.layer, each.cause) for each in error.findings[1:]} == {
         ("KV102", layer, cause.id) for layer in (0, 1)
     }
-    assert "layers 0, 1" in cause.message and f"token {cause.row} with request 3's bytes" in cause.message
+    assert "layers 0, 1" in cause.message and f"row {cause.row} with request 3's bytes" in cause.message
     assert {each.buffer for each in error.findings} == {"k_scale"}, "nothing else is accused"
 
 
@@ -163,7 +165,29 @@ def test_each_finding_has_the_code_and_the_place(name: str) -> None:
 def test_a_forgotten_buffer_with_a_row_a_page_is_found(seed: int) -> None:
     error = found(PagedWithoutIndex(), slots=13 * 16, page_size=16, seed=seed)
     assert {each.buffer for each in error.findings} == {"index_k"} and error.findings[0].code == "KV304"
-    assert "page " in error.findings[1].message
+    assert "page " in error.findings[0].message and "token" not in error.findings[0].message
+    assert "called  save([*range(" in str(error), "ids of tokens"
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([5], "[5]"),
+        ([5, 6, 9, 8], "[5, 6, 9, 8]"),
+        ([*range(32, 48), 7, 1, 2, 3], "[*range(32, 48), 7, *range(1, 4)]"),
+        ([*range(0, 60, 2)], "[0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... 30 ids]"),
+    ],
+)
+def test_ids_are_printed_as_python_and_never_at_any_length(ids: list[int], text: str) -> None:
+    assert ids_text(ids) == text
+
+
+@pytest.mark.parametrize("kind", [WithoutScale, KeepsViews, Reversed, WritesBesides])
+def test_a_finding_has_the_calls_that_were_made_until_then(kind: type[Pool]) -> None:
+    error = found(kind(), ids=[5, 6, 7], into=[8, 10, 9])
+    calls = {(each.minimal or {})["called"] for each in error.findings}
+    assert calls == {"save([*range(5, 8)])" + ("" if kind is KeepsViews else "; load(copy, [8, 10, 9])")}
+    assert f"called  {calls.pop()}" in str(error)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])

@@ -95,7 +95,7 @@ def own_rows_overlap() -> Pair:
     [
         (overlapping, "hidden shares a part of its memory with state"),
         (overlapping_of_memoryviews, "hidden shares a part of its memory with state"),
-        (own_rows_overlap, "state, does not keep what is written to token"),
+        (own_rows_overlap, "state, does not keep what is written to row"),
     ],
 )
 def test_rows_that_overwrite_each_other_are_not_judged(make: Callable[[], Pair], told: str) -> None:

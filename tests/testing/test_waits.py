@@ -31,7 +31,8 @@ def test_a_reader_without_the_wait_is_found_with_layer_row_and_owner(seed: int) 
     }
     first = caught.value.findings[0]
     assert first.seen_request == 3 and first.lane == "read"
-    assert f"read of layer {first.layer} did not wait for its load: token {first.row} of" in first.message
+    assert f"]); read({first.layer}, [" in str((first.minimal or {})["called"])
+    assert f"read of layer {first.layer} did not wait for its load: row {first.row} of" in first.message
 
 
 def test_a_reader_that_waits_for_an_earlier_layer_is_found() -> None:

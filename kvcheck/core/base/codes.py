@@ -107,7 +107,7 @@ CODES: dict[str, Code] = dict(
         ),
         _code(
             "KV301",
-            "length or position mismatch",
+            "wrong rows or length",
             "Two views of one request disagree on its length, or a row holds another position.",
             "Lists trimmed on one side; lengths that count the uncommitted token.",
             "SGLang #18727: state index lists of different lengths.",

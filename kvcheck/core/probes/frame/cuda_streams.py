@@ -33,6 +33,8 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, HoldReport
 
+__tracebackhide__ = True
+
 HOLD_CYCLES = 40_000_000
 """Spin cycles of a hold without triton: 20 ms at 2 GHz, thousands of times the duration of a small copy."""
 

@@ -21,6 +21,8 @@ import torch
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.rng import Rng
 
+__tracebackhide__ = True
+
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
 ORDERS = (LAZY, RANDOM, EAGER)
 """When queued work runs: at the first wait (lazy), at moments drawn from the seed (random), or at once (eager)."""
