@@ -72,7 +72,10 @@ OnInconclusive = Annotated[str, typer.Option(help="Where noise hides the answer:
 MaxTime = Annotated[float, typer.Option(help="Seconds for the rounds that the gate measures itself.")]
 BaselineFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="TOML file of known findings and expected UNKNOWNs (kvcheck baseline)."),
+    typer.Option(
+        metavar="FILE",
+        help="TOML file of known findings and expected UNKNOWNs (kvcheck baseline); engines: the one of the newest engines that comes with kvcheck.",
+    ),
 ]
 StrictBaseline = Annotated[
     bool, typer.Option("--strict-baseline", help="Rows of the baseline that are gone fail as well.")

@@ -49,7 +49,13 @@ HEADER = re.compile(r"^\[\[\s*(finding|unknown)\s*\]\]", re.MULTILINE)
 COMMENTS = re.compile(r"(?:^[ \t]*#[^\n]*\n)+\Z", re.MULTILINE)
 
 
+SHIPPED = Path(__file__).parent / "engines.toml"
+"""The known findings of the newest engines, which comes with kvcheck."""
+
+
 def read_baseline(path: Path) -> tuple[BaselineEntry, ...]:
+    """Return the rows of a file; the name "engines" alone is the file that comes with kvcheck."""
+    path = SHIPPED if str(path) == SHIPPED.stem and not path.exists() else path
     return parse_baseline(_text_of(path), path)
 
 
