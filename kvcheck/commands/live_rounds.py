@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from kvcheck.commands.asked import Asked
 from kvcheck.commands.options import check_positive
 from kvcheck.commands.server import Server
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.terminal import cell_lines, columns, complain
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import OWN_MODEL
 from kvcheck.core.live.clients.client import Client
@@ -23,6 +23,7 @@ from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import ServerScenario
+from kvcheck.core.report.screen import wrapped
 from kvcheck.core.run.session import Session
 
 INTERRUPTED = "the run was interrupted before it"
@@ -101,7 +102,9 @@ def begin(
     session = asked.session(drawn=seed, plan=plan)
     place = f"{model} on " if model else ""
     place += f"{served.engine} {served.version or ''}".strip()
-    session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {place} at {asked.server.url}")
+    head = f"kvcheck {session.version}   {place} at {asked.server.url}   seed {seed}   run {session.run_id}"
+    for line in wrapped(head, columns()):
+        session.say(line)
     asked.draw(session)
     return session
 

@@ -17,12 +17,13 @@ from kvcheck.commands.options import check_positive, identity
 from kvcheck.commands.probes import pass_lines, plan_facts, split_absent
 from kvcheck.commands.stories import explain_findings
 from kvcheck.commands.targets import target_of, unfound_mutant
-from kvcheck.commands.terminal import cell_lines, complain, warn
+from kvcheck.commands.terminal import cell_lines, columns, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record, to_plain
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.screen import wrapped
 from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.line import MAX_DIGITS
 from kvcheck.core.run.plan import ANSWERS, Plan
@@ -150,7 +151,9 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
         hello = engine.start()
         torch = f", torch {hello.torch}" if hello.torch else ""
         about = f"{hello.engine} {hello.version}, Python {hello.python}{torch}"
-    session.say(f"kvcheck {session.version}   {about}   seed {base.seed}   run {session.run_id}   {cells}")
+    head = f"kvcheck {session.version}   {about}   seed {base.seed}   run {session.run_id}   {cells}"
+    for line in wrapped(head, columns()):
+        session.say(line)
     for line in pass_lines([(cell.plan, cell.floor) for cell in session.cells.values()], session.plan["max_time_s"]):
         session.say(line)
     session.detail()

@@ -139,7 +139,7 @@ def below_lines(record: RunRecord, width: int, untried: Sequence[str]) -> list[s
     """Return what was compared, not reached and not tried."""
     lines = labelled("compared", compared_text(record), width, 2)
     situations = situation_view(record)
-    if situations is not None and not record.findings and situations.never:
+    if situations is not None and situations.never and record.complete and not record.findings:
         reached, _, known = situations.reached.partition(" of ")
         missing = int(known) - int(reached)
         named = "; ".join(situations.never)
