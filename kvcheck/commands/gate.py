@@ -74,7 +74,8 @@ BaselineFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="TOML file of known findings and expected UNKNOWNs (kvcheck baseline); engines: the one of the newest engines that comes with kvcheck.",
+        help="TOML file of known findings and expected UNKNOWNs (kvcheck baseline); engines: the one that comes "
+        "with kvcheck, of the newest engines.",
     ),
 ]
 StrictBaseline = Annotated[

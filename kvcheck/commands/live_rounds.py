@@ -23,7 +23,7 @@ from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import ServerScenario
-from kvcheck.core.report.screen import wrapped
+from kvcheck.core.report.screen import in_fields
 from kvcheck.core.run.session import Session
 
 INTERRUPTED = "the run was interrupted before it"
@@ -102,8 +102,8 @@ def begin(
     session = asked.session(drawn=seed, plan=plan)
     place = f"{model} on " if model else ""
     place += f"{served.engine} {served.version or ''}".strip()
-    head = f"kvcheck {session.version}   {place} at {asked.server.url}   seed {seed}   run {session.run_id}"
-    for line in wrapped(head, columns()):
+    parts = f"kvcheck {session.version}", f"{place} at {asked.server.url}", f"seed {seed}", f"run {session.run_id}"
+    for line in in_fields(parts, columns()):
         session.say(line)
     asked.draw(session)
     return session

@@ -23,7 +23,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record, to_plain
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.screen import wrapped
+from kvcheck.core.report.screen import in_fields
 from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.line import MAX_DIGITS
 from kvcheck.core.run.plan import ANSWERS, Plan
@@ -151,8 +151,8 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
         hello = engine.start()
         torch = f", torch {hello.torch}" if hello.torch else ""
         about = f"{hello.engine} {hello.version}, Python {hello.python}{torch}"
-    head = f"kvcheck {session.version}   {about}   seed {base.seed}   run {session.run_id}   {cells}"
-    for line in wrapped(head, columns()):
+    parts = f"kvcheck {session.version}", about, f"seed {base.seed}", f"run {session.run_id}", cells
+    for line in in_fields(parts, columns()):
         session.say(line)
     for line in pass_lines([(cell.plan, cell.floor) for cell in session.cells.values()], session.plan["max_time_s"]):
         session.say(line)

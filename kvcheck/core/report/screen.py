@@ -49,7 +49,8 @@ def grid_lines(record: RunRecord, width: int) -> list[str]:
     for cell in cells:
         placed.setdefault(cell.line, {}).setdefault(SIZE.sub("", cell.column), []).append(cell)
     heads = [*dict.fromkeys(head for row in placed.values() for head in row)]
-    if sum(map(len, placed.values())) >= LEAST_FILLED * len(placed) * len(heads):
+    is_engine = "engine" in record.environment  # its probes have variants of their own
+    if not is_engine and sum(map(len, placed.values())) >= LEAST_FILLED * len(placed) * len(heads):
         for with_counts in (True, False):
             for longest in HEADS:
                 lines = _table(placed, heads, with_counts=with_counts, longest=longest)
@@ -107,6 +108,11 @@ def _named_entries(placed: Mapping[str, Mapping[str, Sequence[CellView]]], width
         entries = [f"{_entry(cell.row, False)}{column}" for column, cells in row.items() for cell in cells]
         lines += _hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
     return lines
+
+
+def in_fields(parts: Sequence[str], width: int) -> list[str]:
+    """Return the parts, unbroken and three blanks apart, in lines of `width`."""
+    return _hanging("", parts, width, indent=3, between="   ")
 
 
 def _hanging(head: str, parts: Sequence[str], width: int, *, indent: int, between: str = "  ") -> list[str]:
