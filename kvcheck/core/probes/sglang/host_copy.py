@@ -160,6 +160,7 @@ class HostCopyScene:
 
     def __post_init__(self) -> None:
         self.forward = self.rig.machine.side()
+        self.rig.copied = self.tier.copied
 
     @property
     def is_real(self) -> bool:
