@@ -12,7 +12,8 @@ from types import CodeType, FrameType, TracebackType
 
 Call = tuple[tuple[CodeType, int], ...]
 """Functions with their lines at that moment, outermost first."""
-MOST_NAMES = 4
+ENDS = 2
+"""Names of a long chain that are kept at either end."""
 
 
 def under_way(package: str) -> Call:
@@ -42,13 +43,13 @@ def is_of(frame: FrameType, package: str) -> bool:
 
 def call_text(call: Call, package: str) -> str:
     """Return "Controller.write > start_writing   PACKAGE/FILE:LINE", the line that of the last function. A class is
-    named once, and of a long chain the first function and the last ones."""
-    names, owner = [], ""
+    named once, and of a long chain the first and the last two functions."""
+    names, before = [], ""
     for code, _ in call:
         name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-        names.append(name.removeprefix(f"{owner}."))
-        owner = name.partition(".")[0]
-    if len(names) > MOST_NAMES:
-        names[1 : 1 - MOST_NAMES] = ["…"]
+        names.append(name.removeprefix(f"{before}.").removeprefix(f"{before.partition('.')[0]}."))
+        before = name
+    if len(names) > 2 * ENDS:
+        names[ENDS:-ENDS] = ["…"]
     code, line = call[-1]
     return f"{' > '.join(names)}   {code.co_filename[code.co_filename.rfind(f'/{package}/') + 1 :]}:{line}"

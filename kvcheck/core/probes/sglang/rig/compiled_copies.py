@@ -58,7 +58,7 @@ class CompiledCopies:
                 stack.enter_context(replaced(module, table))
             yield
 
-    def asker(self, _: int) -> Call:
+    def asker(self, start: int, size: int) -> Call:
         """Return no functions: the device knows the addresses of a copy, and the process does not."""
         return ()
 

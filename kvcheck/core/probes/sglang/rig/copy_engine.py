@@ -73,10 +73,10 @@ class CopyEngine:
             self.calls.append((inside, asker))
             self.machine.queue(partial(self._run, inside))
 
-    def asker(self, address: int) -> Call:
-        """Return the engine's functions at the last copy to this address; none without a copy."""
+    def asker(self, start: int, size: int) -> Call:
+        """Return the engine's functions at the last copy to any of these bytes; none without a copy."""
         for moves, call in reversed(self.calls):
-            if any(move.target <= address < move.target + move.size for move in moves):
+            if any(move.target < start + size and start < move.target + move.size for move in moves):
                 return call
         return ()
 

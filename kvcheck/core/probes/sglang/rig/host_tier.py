@@ -61,8 +61,8 @@ class HostBuffer:
         memory, at = self.layers[layer], self._at(ids)
         memory[at] = rows.contiguous().view(memory.dtype).view(memory[at].shape)
 
-    def address(self, layer: int, row: int) -> int:
-        return self.layers[layer][tuple(int(at) for at in self._at((row,)))].data_ptr()
+    def at(self, row: int) -> tuple[int, ...]:
+        return (row // self.paged, row % self.paged) if self.paged else (row,)
 
     def _at(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
         at = torch.as_tensor(list(ids))
@@ -128,12 +128,14 @@ class RigHostTier:
             buffer.fill(held.layer, ids, rows_of(held, request, range(len(ids))))
 
     def copied(self, finding: Finding) -> Call:
-        """Return the engine's functions at the last copy to the row of a finding."""
+        """Return the engine's functions at the last copy to the row of a finding, or to the buffer of one without."""
         for buffer, held in self._paired():
-            if finding.row is not None and (held.name, held.layer) == (finding.buffer, finding.layer):
-                is_host = finding.tier == "host"
-                place = buffer.address(held.layer, finding.row) if is_host else held.rows[finding.row].data_ptr()
-                return self.copies.asker(place)
+            if held.name == finding.buffer and finding.layer in (None, held.layer):
+                memory = buffer.layers[held.layer] if finding.tier == "host" else held.rows
+                if finding.row is None:
+                    return self.copies.asker(memory.untyped_storage().data_ptr(), memory.untyped_storage().nbytes())
+                row = memory[buffer.at(finding.row)] if finding.tier == "host" else memory[finding.row]
+                return self.copies.asker(row.data_ptr(), 1)
         return ()
 
     def _paired(self) -> Iterator[tuple[HostBuffer, BufferView]]:
