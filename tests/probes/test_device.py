@@ -15,7 +15,7 @@ VALUES = [5, 3, 9]
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
-    with present():
+    with present("an_engine"):
         yield
 
 

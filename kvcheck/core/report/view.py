@@ -23,6 +23,7 @@ from kvcheck.core.report.story_text import show_line
 from kvcheck.core.report.wording import (
     CELLS_NAMED,
     WORST_FIRST,
+    called_text,
     conditional_text,
     coverage_text,
     evidence_text,
@@ -86,6 +87,7 @@ def cause_view(number: int, bug: Bug, record: RunRecord | None) -> CauseView:
         "seen": seen_text(bug) if len(bug.findings) > 1 else None,
         "repro": finding.replay if record is None else replay_line(record, finding),
         "small": small_line(finding),
+        "called": called_text(finding),
         "wait": wait_text(finding),
         "proof": (proved.minimal or {}).get("confirmed"),
         "shown": whole_proof_line(proved) if record is None else proof_line(record, proved),

@@ -147,6 +147,11 @@ def small_line(finding: Finding) -> str:
     return f"kvcheck replay {line}" if isinstance(line, str) and line else ""
 
 
+def called_text(finding: Finding) -> str:
+    """The functions of an installed engine that a finding is about, with the file of the last; "" for none."""
+    return str((finding.minimal or {}).get("called", ""))
+
+
 def wait_text(finding: Finding) -> str:
     wait = (finding.minimal or {}).get("wait")
     return wait if isinstance(wait, str) and small_line(finding) else ""

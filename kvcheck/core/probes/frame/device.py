@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from kvcheck.core.probes.frame.calls import under_way
 from kvcheck.core.probes.frame.guard import StandInRefusal
 from kvcheck.core.probes.frame.stubs import replaced
 
@@ -76,8 +77,9 @@ class OnDevice(torch.Tensor):
 
 
 @contextmanager
-def present() -> Iterator[None]:
-    with replaced(torch, {DEVICE: torch.cpu}), pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
+def present(package: str) -> Iterator[None]:
+    """package: of the engine. Copies that it makes have its functions as `made_by`."""
+    with replaced(torch, {DEVICE: torch.cpu}), pinning(), _Factories(package), _Calls():
         yield
 
 
@@ -99,6 +101,10 @@ def side(value: torch.Tensor) -> str:
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations that may make a device tensor without having one as an argument."""
 
+    def __init__(self, package: str) -> None:
+        super().__init__()
+        self._package = package
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: with True, torch imports its compiler, which takes two seconds."""
@@ -107,7 +113,10 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _run(func, args, dict(kwargs or {}))
+        made = _run(func, args, dict(kwargs or {}))
+        if func._schema.name in _COPIES and (call := under_way(self._package)):
+            made.made_by = call
+        return made
 
 
 class _Calls(TorchFunctionMode):

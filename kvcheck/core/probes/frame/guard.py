@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kvcheck.core.base.errors import machine_trouble
+from kvcheck.core.probes.frame.calls import Call, raised
 
 T = TypeVar("T")
 
@@ -32,12 +33,14 @@ class StandInRefusal(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """where: module and line in the engine or kvcheck. raised_in: module of the innermost frame."""
+    """where: module and line in the engine or kvcheck. raised_in: module of the innermost frame. call: the engine's
+    functions that it passed."""
 
     text: str
     where: str = ""
     is_engine: bool = False
     raised_in: str = ""
+    call: Call = ()
 
 
 def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
@@ -56,7 +59,8 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
         is_refused = isinstance(error, StandInRefusal)
         where = _innermost(error.__traceback__, package, is_ours_too=not is_refused)
         is_engine = bool(package) and where.partition(".")[0] == package and not isinstance(error, _OF_THE_HARNESS)
-        return Fault(_first_line(error), where, is_engine, _raised_in(error.__traceback__))
+        trace = error.__traceback__
+        return Fault(_first_line(error), where, is_engine, _raised_in(trace), raised(trace, package))
 
 
 def _first_line(error: Exception) -> str:

@@ -8,14 +8,19 @@ Invariants:
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
+from kvcheck.core.base.record import Finding
 from kvcheck.core.base.rng import Rng
+from kvcheck.core.probes.frame.calls import Call, call_text, is_of, under_way
 from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
@@ -76,7 +81,11 @@ class Stop(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Rig:
-    """Context of a probe in one schedule. judge: of the control or of the measured cases."""
+    """Context of a probe in one schedule. judge: of the control or of the measured cases.
+
+    called: the engine's functions at its last recorded operation, or the one that was called since. copied: those of
+    the copy to a finding's row; empty if none was recorded.
+    """
 
     package: str
     names: Names
@@ -87,6 +96,11 @@ class Rig:
     mix: Rng
     device: str = "cpu"
     judge: ProbeJudge = field(default_factory=ProbeJudge)
+    called: Call = ()
+    copied: Callable[[Finding], Call] = lambda _: ()
+
+    def __post_init__(self) -> None:
+        self.judge.called = lambda finding: self._text(self.copied(finding) or self.called)
 
     @property
     def stand_ins(self) -> Machine:
@@ -95,16 +109,45 @@ class Rig:
             raise CannotDrive(f"this probe needs streams that are stood in for, and {self.device} has real ones")
         return self.machine
 
-    def measured(self, call: Callable[[], T], what: str) -> T:
-        """Call the engine. Raises Stop if the engine fails, CannotDrive if the call is no evidence."""
+    def measured(self, call: Callable[[], T], what: str, *, is_aside: bool = False) -> T:
+        """Call the engine. Raises Stop if the engine fails, CannotDrive if the call is no evidence. is_aside: findings
+        are about the call before."""
         with self.stubs.refused(what):
-            result = attempt(call, self.package)
+            result = attempt(call if is_aside else partial(self.watched, call), self.package)
         if isinstance(result, Fault):
             if not result.is_engine:
                 raise CannotDrive(f"{what}: {result.text} ({result.where or 'outside the engine'})")
+            self.called = result.call
             self.judge.find("KV902", "liveness", f"{what} raised {result.text} ({result.where})")
             raise Stop
         return result
+
+    def watched(self, call: Callable[[], T]) -> T:
+        """Make the call. Its first function of the engine becomes `called`."""
+        before = sys.getprofile()
+
+        def look(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and is_of(frame, self.package):
+                sys.setprofile(before)
+                self.called = ((frame.f_code, frame.f_code.co_firstlineno),)
+
+        sys.setprofile(look)
+        try:
+            return call()
+        finally:
+            sys.setprofile(before)
+
+    def record(self) -> None:
+        """The engine is making an operation, and findings are about it."""
+        self.called = under_way(self.package)
+
+    def maker(self, made: object) -> dict[str, object] | None:
+        """Return the engine's functions that made a list, for a finding about it; None if that was not recorded."""
+        call: Call = getattr(made, "made_by", ())
+        return {"called": self._text(call)} if call else None
+
+    def _text(self, call: Call) -> str:
+        return call_text(call, self.package) if call else ""
 
 
 class Probe(Protocol):
@@ -157,7 +200,7 @@ def _control(probe: Probe, rig: Rig) -> None:
     except Stop:
         raise CannotDrive(_failed(judge.findings[-1].message, rig)) from None
     finally:
-        rig.judge = ProbeJudge(notes=judge.notes)
+        rig.judge = ProbeJudge(notes=judge.notes, called=judge.called)
     if judge.findings:
         raise CannotDrive(_failed(f"{judge.findings[0].code} {judge.findings[0].message}", rig))
     if not sum(judge.words.values()):

@@ -187,7 +187,7 @@ class _BackendRun:
         self.account("with everything given back and cleared")
 
     def _evicted(self) -> None:
-        left = {int(key.chunk_hash) for key in self.rig.measured(self.backend.get_keys, "get_keys")}
+        left = {int(key.chunk_hash) for key in self.rig.measured(self.backend.get_keys, "get_keys", is_aside=True)}
         for key in [each for each in self.cached if each not in left]:
             users = self._users(self.cached.pop(key))
             if users:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,7 +177,8 @@ class AgreementScene:
             raise CannotDrive(f"{module.__name__} has no release_kv_cache")
         released = replaced(module, {"release_kv_cache": lambda *_, **__: None})
         with self._rig.stubs.refused("pop_transferred"), released:
-            results = self._group.together([queue.pop_transferred for queue in self._queues], self._rig.package)
+            calls = [partial(self._rig.watched, queue.pop_transferred) for queue in self._queues]
+            results = self._group.together(calls, self._rig.package)
         self.polls += 1
         for rank, result in enumerate(results):
             if isinstance(result, Fault):
@@ -218,6 +220,7 @@ class AgreementScene:
             text = f"{when}: rank {rank} polls with a queue of another length than its peer: {fault.text}"
             self._rig.judge.find("KV601", "protocol", text, lane="collective")
         elif fault.is_engine:
+            self._rig.called = fault.call
             text = f"{when}: pop_transferred of rank {rank} raised {fault.text} ({fault.where})"
             self._rig.judge.find("KV902", "liveness", text, lane=f"rank {rank}")
         else:

@@ -160,6 +160,7 @@ class HostCopyScene:
 
     def __post_init__(self) -> None:
         self.forward = self.rig.machine.side()
+        self.rig.copied = self.tier.copied
 
     @property
     def is_real(self) -> bool:
@@ -361,7 +362,7 @@ class HostCopyScene:
     def read_layer(self, cached: CachedRequest, layer: int, made: SmallPool) -> None:
         assert cached.device is not None
         for name in self.readers:
-            got = self.rig.measured(partial(call, made, name, layer, cached.device), name)
+            got = self.rig.measured(partial(call, made, name, layer, cached.device), name, is_aside=True)
             # Looked at once as it was read, and then as it is by now.
             looks = iter((self.rig.machine.taken(tensors_of(got), rest_stays=True), None))
             self.judged(partial(self.check_read, cached, layer, name, got, looks))

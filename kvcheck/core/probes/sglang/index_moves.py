@@ -38,7 +38,7 @@ class IndexMoves:
 
     def control(self, rig: Rig) -> None:
         if rig.subject.startswith("hybrid"):
-            with present():
+            with present(rig.package):
                 HybridScene(rig, STAGED).plain()
         else:
             _each_tree(rig, (STAGED,), "write_back", TreeScene.fill)
@@ -48,7 +48,7 @@ class IndexMoves:
         if rig.subject.startswith("hybrid"):
             way, turn = ways[rig.schedule % len(ways)], rig.schedule // len(ways)
             policy = HYBRID_POLICIES[rig.schedule % len(HYBRID_POLICIES)]
-            with present():
+            with present(rig.package):
                 scene = HybridScene(rig, way, STAGED_BACKUPS[turn % len(STAGED_BACKUPS)], policy)
                 scene.run(1 + turn % 2, f"by {' '.join(way)}, {policy}")
         else:
@@ -67,7 +67,7 @@ def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: 
                 "hicache_mem_layout": way[1],
                 "disable_hicache_numa_detect": True,
             }
-            with present(), published(rig.names, **own) as arguments:
+            with present(rig.package), published(rig.names, **own) as arguments:
                 scene = TreeScene(rig, way)
                 refused = attempt(partial(scene.start, kind, model, arguments), rig.package)
                 if not isinstance(refused, Fault):

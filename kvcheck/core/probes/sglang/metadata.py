@@ -46,7 +46,7 @@ class MetadataSlots:
         writer.write(FIRST, "slot", (slot,))
         got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
         held = fields(rig, writer, got, slot)
-        rig.measured(lambda: slots.free(slot), "free")
+        rig.measured(lambda: slots.free(slot), "free", is_aside=True)
         again = next((each for each in (slots.alloc() for _ in range(SLOTS)) if each == slot), None)
         if again is None:
             raise CannotDrive(f"slot {slot} was not handed out again within {SLOTS} turns")

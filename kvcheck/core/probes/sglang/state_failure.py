@@ -30,8 +30,9 @@ class StateFailure:
 
         def fails(address: int) -> bool:
             nonlocal passes
-            if not any(address in each for each in transfer.state_places):
+            if not transfer.is_state(address):
                 return False
+            rig.record()
             passes -= 1
             return passes < 0
 

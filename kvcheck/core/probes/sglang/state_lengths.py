@@ -106,10 +106,20 @@ class StateTransfer:
             states = made.pool.get_state_buf_infos()
             memories.append(RegisteredMemory(pages=made.pool.get_contiguous_buf_infos(), states=states))
             self.state_places = [range(start, start + size) for start, size, *_ in zip(*states, strict=True)]
-        self.peers = PDPair(rig, StandInLink(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
+        link = StandInLink(fails=self._record)
+        self.peers = PDPair(rig, link, memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
         self._lists: dict[int, tuple[list[int], list[int]]] = {}
         self._kept: dict[int, tuple[list[int], list[int]]] = {}
         self._window: dict[int, range] = {}
+
+    def is_state(self, address: int) -> bool:
+        return any(address in each for each in self.state_places)
+
+    def _record(self, address: int) -> bool:
+        """Record the request for a copy of states. None fails."""
+        if self.is_state(address):
+            self._rig.record()
+        return False
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
         total = self._rows(self._theirs)

@@ -90,7 +90,7 @@ def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor,
             made.writer.write_field(each, OWNER, _ids(made, each, source))
     wanted = [_moved(made, each, source, target) for each in held]
     with rig.stubs.refused("move_kv_cache"):
-        fault = attempt(lambda: made.pool.move_kv_cache(target, source), rig.package)
+        fault = attempt(lambda: rig.watched(lambda: made.pool.move_kv_cache(target, source)), rig.package)
     what = f"{kind}: tokens {source.tolist()} moved to {target.tolist()}"
     if isinstance(fault, Fault):
         if not fault.is_engine:

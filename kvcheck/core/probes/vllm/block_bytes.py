@@ -89,7 +89,7 @@ class BlockBytes:
             raise CannotDrive(f"the pool has {len(self._pool.blocks)} blocks; {blocks} were asked for")
 
     def table(self, tracked: TrackedRequest) -> tuple[int, ...]:
-        (group,) = self._rig.measured(lambda: self._manager.get_block_ids(tracked.name), "get_block_ids")
+        (group,) = self._rig.measured(lambda: self._manager.get_block_ids(tracked.name), "get_block_ids", is_aside=True)
         return tuple(group)
 
     def write(self, tracked: TrackedRequest, first: int, end: int, others: Sequence[TrackedRequest]) -> None:

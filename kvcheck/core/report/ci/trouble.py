@@ -16,7 +16,7 @@ from kvcheck.core.base.causes import Bug, place_of
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.view import seen_text
-from kvcheck.core.report.wording import replay_line
+from kvcheck.core.report.wording import called_text, replay_line
 
 
 class TroubleKind(Enum):
@@ -33,7 +33,8 @@ class TroubleKind(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiTrouble:
     """cells: those that show it, the cause's own first; empty for the whole run. place: the part of its location that
-    is equal in each run. named: the fields of a baseline row for it."""
+    is equal in each run. named: the fields of a baseline row for it. called: the functions of an
+    installed engine."""
 
     kind: TroubleKind
     code: str | None = None
@@ -44,6 +45,7 @@ class CiTrouble:
     seen: str = ""
     condition: str | None = None
     named: str = ""
+    called: str = ""
     replay: str
 
     @property
@@ -57,7 +59,12 @@ class CiTrouble:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        told = (("only if", self.condition), ("seen", self.seen), ("in a baseline:", self.named))
+        told = (
+            ("only if", self.condition),
+            ("called", self.called),
+            ("seen", self.seen),
+            ("in a baseline:", self.named),
+        )
         return tuple(f"{label} {text}" for label, text in told if text)
 
     @property
@@ -91,5 +98,6 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
         message=cause.message,
         seen=seen_text(bug) if len(bug.findings) > 1 else "",
         condition=cause.condition,
+        called=called_text(cause),
         replay=replay_line(record, cause),
     )

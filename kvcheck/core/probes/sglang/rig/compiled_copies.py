@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.probes.frame.calls import Call
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.stubs import StubModule, replaced
@@ -56,6 +57,10 @@ class CompiledCopies:
                 table = {name: partial(self._asked, name, copy) for name, copy in own.items()}
                 stack.enter_context(replaced(module, table))
             yield
+
+    def asker(self, start: int, size: int) -> Call:
+        """Return no functions: the device knows the addresses of a copy, and the process does not."""
+        return ()
 
     def _asked(self, name: str, copy: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         self.asked[name] = self.asked.get(name, 0) + 1

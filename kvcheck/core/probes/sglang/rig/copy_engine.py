@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 
+from kvcheck.core.probes.frame.calls import Call, under_way
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import Machine
 from kvcheck.core.probes.frame.stubs import replaced
@@ -28,12 +29,17 @@ from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 
 @dataclass(slots=True)
 class CopyEngine:
-    """complain: called with a wrong request. regions: sorted (address, bytes) of both tiers' memory."""
+    """complain: called with a wrong request. regions: sorted (address, bytes) of both tiers' memory.
+
+    package: of the engine. calls: every copy with the engine's functions that asked for it.
+    """
 
     machine: Machine
     complain: Callable[[str], None]
     regions: Sequence[tuple[int, int]] = ()
+    package: str = ""
     asked: dict[str, int] = field(default_factory=dict)
+    calls: list[tuple[Sequence[ByteCopy], Call]] = field(default_factory=list)
     moved_bytes: int = 0
 
     @property
@@ -61,9 +67,18 @@ class CopyEngine:
         except CopyRefused as error:
             self.complain(f"{name} refuses {error}")
             return
+        asker = under_way(self.package)
         for moves in pieces:
             inside = [move for move in moves if self._is_inside(name, move)]
+            self.calls.append((inside, asker))
             self.machine.queue(partial(self._run, inside))
+
+    def asker(self, start: int, size: int) -> Call:
+        """Return the engine's functions at the last copy to any of these bytes; none without a copy."""
+        for moves, call in reversed(self.calls):
+            if any(move.target < start + size and start < move.target + move.size for move in moves):
+                return call
+        return ()
 
     def _run(self, moves: Sequence[ByteCopy]) -> None:
         for move in moves:

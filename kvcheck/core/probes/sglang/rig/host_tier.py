@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.base.record import Finding
 from kvcheck.core.probes.frame.buffer_views import BufferView, memories
+from kvcheck.core.probes.frame.calls import Call
 from kvcheck.core.probes.frame.content import ProbeJudge, rows_of
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.device import HOST, pinning
@@ -58,6 +60,9 @@ class HostBuffer:
     def fill(self, layer: int, ids: Sequence[int], rows: torch.Tensor) -> None:
         memory, at = self.layers[layer], self._at(ids)
         memory[at] = rows.contiguous().view(memory.dtype).view(memory[at].shape)
+
+    def at(self, row: int) -> tuple[int, ...]:
+        return (row // self.paged, row % self.paged) if self.paged else (row,)
 
     def _at(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
         at = torch.as_tensor(list(ids))
@@ -121,6 +126,17 @@ class RigHostTier:
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
             buffer.fill(held.layer, ids, rows_of(held, request, range(len(ids))))
+
+    def copied(self, finding: Finding) -> Call:
+        """Return the engine's functions at the last copy to the row of a finding, or to the buffer of one without."""
+        for buffer, held in self._paired():
+            if held.name == finding.buffer and finding.layer in (None, held.layer):
+                memory = buffer.layers[held.layer] if finding.tier == "host" else held.rows
+                if finding.row is None:
+                    return self.copies.asker(memory.untyped_storage().data_ptr(), memory.untyped_storage().nbytes())
+                row = memory[buffer.at(finding.row)] if finding.tier == "host" else memory[finding.row]
+                return self.copies.asker(row.data_ptr(), 1)
+        return ()
 
     def _paired(self) -> Iterator[tuple[HostBuffer, BufferView]]:
         by_name = {buffer.name: buffer for buffer in self.buffers}
@@ -190,12 +206,13 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> RigHostT
 
 def _copies(rig: Rig, memory: Sequence[torch.Tensor]) -> CopyEngine | CompiledCopies:
     def complain(text: str) -> None:
+        rig.record()
         rig.judge.find("KV301", "contract", text, lane="copy")
 
     if isinstance(rig.machine, CudaMachine):
         return CompiledCopies(rig.machine, complain)
     regions = [(each.untyped_storage().data_ptr(), each.untyped_storage().nbytes()) for each in memory]
-    return CopyEngine(rig.stand_ins, complain, tuple(sorted(regions)))
+    return CopyEngine(rig.stand_ins, complain, tuple(sorted(regions)), rig.package)
 
 
 @contextmanager

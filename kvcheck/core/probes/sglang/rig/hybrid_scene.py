@@ -109,13 +109,13 @@ class HybridScene:
             if value is None or value.device.type != kept.side:
                 where = "nowhere" if value is None else f"on {side(value)}"
                 text = f"{what}: the list that the tree keeps is {where}, expected it on the {kept.tier}"
-                judge.find("KV302", "contract", text, tier=kept.tier, lane=kept.name)
+                judge.find("KV302", "contract", text, tier=kept.tier, lane=kept.name, minimal=self.rig.maker(value))
                 continue
             name = f"{kept.tier}_indices"
             judge.words[name] = judge.words.get(name, 0) + len(value)
             if not torch.equal(on_host(value), kept.copy):
                 text = f"{what}: was {kept.copy.tolist()} when it was given out, is {on_host(value).tolist()}"
-                judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name)
+                judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name, minimal=self.rig.maker(value))
 
     def check_given(self, how: str) -> None:
         judge = self.rig.judge
@@ -226,6 +226,7 @@ class HybridScene:
         return SimpleNamespace(start_event=None, finish_event=None, timing_enabled=False)
 
     def _take(self, host: torch.Tensor, device: torch.Tensor, is_staged: bool) -> None:
+        self.rig.record()
         self.given.append(GivenLists(host, device, is_staged))
 
 

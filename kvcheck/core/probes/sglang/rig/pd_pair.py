@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,7 +156,11 @@ class PDPair:
     def send(self, requests: Sequence[SentRequest]) -> Fault | None:
         """Return the exception that ended the engine's worker, if any."""
         waiting = deque(self._chunk(request) for request in requests)
-        return self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
+        work = partial(self.sender.transfer_worker, _Queue(waiting), _AtOnce())
+        died = self._run(partial(self._rig.watched, work), "transfer_worker")
+        if died is not None:
+            self._rig.called = died.call
+        return died
 
     def deliver(self, rank: int, most: int | None = None) -> Fault | None:
         """Return the exception that ended the rank's receive loop, if any. most: messages; None: all."""

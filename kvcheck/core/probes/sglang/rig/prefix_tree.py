@@ -168,7 +168,7 @@ class Tree:
 
     def _match(self, tokens: Sequence[int]) -> Any:
         params = fitted(self.rig.names["tree.match"], {"key": self._key(tokens)})
-        return self.rig.measured(lambda: self.cache.match_prefix(params), f"{self.name}: match_prefix")
+        return self.rig.measured(lambda: self.cache.match_prefix(params), f"{self.name}: match_prefix", is_aside=True)
 
     def _of(self, node: Any) -> Iterator[tuple[str, str, torch.Tensor | None]]:
         if hasattr(node, "component_data"):

@@ -327,7 +327,7 @@ class SchedulerLoop:
         for tracked, end in zip(served, ends, strict=True):
             self._answer(tracked, end, is_extend)
         if not is_extend:
-            self.rig.measured(self.made.allocator.free_group_end, "free_group_end")
+            self.rig.measured(self.made.allocator.free_group_end, "free_group_end", is_aside=True)
         batch.output_ids = torch.tensor([(list(each.request.output_ids) or [0])[-1] for each in served])
         batch.input_ids = batch.output_ids
         for tracked in served:
@@ -341,7 +341,7 @@ class SchedulerLoop:
             return
         request.output_ids.append(token(tracked.number, end))
         finish = request.check_finished if hasattr(request, "check_finished") else request.update_finish_state
-        self.rig.measured(finish, "finishing")
+        self.rig.measured(finish, "finishing", is_aside=True)
         if request.finished():
             self._release(request, publish=True)
             self.published(tracked, end)

@@ -123,7 +123,8 @@ class TreeScene:
             judge.reads += 1
             if listed.value.device.type != sides[listed.tier]:
                 text = f"{what}: the list lies on {side(listed.value)}, expected it on the {listed.tier}"
-                judge.find("KV302", "contract", text, tier=listed.tier, lane=lane)
+                made = self.rig.maker(listed.value)
+                judge.find("KV302", "contract", text, tier=listed.tier, lane=lane, minimal=made)
                 continue
             if is_loading and listed.tier == "device":
                 continue
@@ -186,6 +187,7 @@ class TreeScene:
     def _copy(self, kind: str, is_backup: bool, host: torch.Tensor, device: torch.Tensor) -> None:
         """All layers have the same lists, so one copy is enough."""
         judge = self.rig.judge
+        self.rig.record()
         reads = reads_lists_on(self.way[0], self.tree.device)
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1
         # Pools with a backup staged page by page have this flag, and read host ids on the host as well.
