@@ -224,6 +224,10 @@ def _card(name: str) -> dict[str, str]:
         for key, thing in things(kind).items():
             names.append(key)
             if key.lower() == name.lower():
+                if kind == "probes":
+                    from kvcheck.commands.changed import probe_card
+
+                    return {"probe": key, **probe_card(key)}
                 about = (
                     {"card": str(thing)}
                     if kind in EXPLAINED_KINDS

@@ -91,7 +91,8 @@ EXAMPLES: dict[str, str] = {
     "stress": "kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --seeds 1-1000 --max-time 28800",
     "probe": "kvcheck probe mooncake | kvcheck probe sglang:envs/sglang-0.5.23 --seed 1 | "
-    "kvcheck probe vllm:envs/vllm --probe host-copy --schedules 12",
+    "kvcheck probe vllm:envs/vllm --probe blocks --schedules 12 | "
+    "kvcheck probe sglang:envs/fork --changed main..HEAD",
     "live": "kvcheck live http://127.0.0.1:8000 --known-answers tiny --admin | "
     "kvcheck live http://127.0.0.1:8000 prefix-cache --own-model",
     "merge": "kvcheck merge SHARD_1 SHARD_2 SHARD_3 SHARD_4 | kvcheck merge RUN_OF_SEED_1 RUN_OF_SEED_2",

@@ -50,6 +50,15 @@ Variables = Annotated[
     list[str] | None,
     subject("--env", metavar="NAME=VALUE", help="A variable of the engine, such as MC_LOG_LEVEL; repeatable."),
 ]
+Changed = Annotated[
+    list[str] | None,
+    subject(
+        "--changed",
+        metavar="FILE",
+        help="Only probes that run this file of the engine, and whether its changed lines ran; repeatable. Also a "
+        "range of its git checkout, up to HEAD: main..HEAD. The first time measures the lines of all probes.",
+    ),
+]
 Device = Annotated[str, subject(help="cpu, cuda or cuda:N.")]
 Schedules = Annotated[int | None, search(help=f"Schedules of each probe. Default: {DEFAULT_SCHEDULES}.")]
 MaxTime = Annotated[
@@ -61,6 +70,7 @@ def probe(
     ctx: typer.Context,
     engine: Engine,
     probes: Probes = None,
+    changed: Changed = None,
     variables: Variables = None,
     device: Device = "cpu",
     schedules: Schedules = None,
@@ -75,6 +85,7 @@ def probe(
     verbose: Verbose = False,
     resume: Resume = False,
 ) -> int:
+    from kvcheck.commands.changed import pick
     from kvcheck.core.probes.runner import engine_env
     from kvcheck.core.run.runners import row_of
 
@@ -92,6 +103,8 @@ def probe(
         verbose=verbose,
         fails_on_conditional=fail_on_conditional,
     )
+    if changed and resume:
+        raise UsageError("--changed: expected no --resume, as lines that ran are not kept; leave one out")
     check_subject("probe", (engine,))
     if not is_engine(engine):
         raise UsageError(unknown_name("engine", engine, ENGINE_NAMES))
@@ -109,4 +122,7 @@ def probe(
     plans = row_of(base).cells(base, [], probes or [])
     asked.check_places()
     with installed_engine(base) as runner:
-        return run_cells(asked, base, plans, engine=runner)
+        change = None
+        if changed and runner is not None:
+            change, plans = pick(changed, plans, runner)
+        return run_cells(asked, base, plans, engine=runner, change=change)

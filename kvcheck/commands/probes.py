@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvcheck.core.base.causes import CONDITIONAL, place_of
@@ -45,6 +46,13 @@ def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
         yield runner
     finally:
         runner.close()
+
+
+def engine_facts(runner: ProbeRunner) -> dict[str, object]:
+    """Return what a record keeps of the engine, which is no path of this machine."""
+    facts = asdict(runner.start())
+    del facts["folder"]
+    return facts
 
 
 def split_absent(plans: list[Plan], runner: ProbeRunner | None) -> tuple[list[Plan], list[str]]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from kvcheck.commands import worker
 from kvcheck.commands.asked import Asked
 from kvcheck.commands.options import check_positive, identity
-from kvcheck.commands.probes import pass_lines, plan_facts, split_absent
+from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
 from kvcheck.commands.stories import explain_findings
 from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, columns, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record, to_plain
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.screen import in_fields
@@ -34,6 +34,7 @@ from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
 
 if TYPE_CHECKING:
+    from kvcheck.commands.changed import Change
     from kvcheck.core.probes.runner import ProbeRunner
     from kvcheck.core.run.outcome import Runner
 
@@ -99,9 +100,10 @@ def run_cells(
     *,
     engine: ProbeRunner | None = None,
     beside: MooncakeCell | None = None,
+    change: Change | None = None,
 ) -> int:
     """Run and judge the named plans. base: their plan without scenario and shape. engine: started. beside: one more
-    cell."""
+    cell. change: of the engine's files, which a pass has run."""
     from kvcheck.core.run.runners import row_of
 
     row, beside = row_of(base), beside or MooncakeCell()
@@ -113,7 +115,7 @@ def run_cells(
         plan["answers_within"] = asked.within
     about = identity(base.trace, engine, own=base.own_target)
     session = asked.session(drawn=base.seed, plan=plan, resumes=True)
-    session.facts, session.identity = {} if engine is None else {"engine": to_plain(engine.start())}, about
+    session.facts, session.identity = {} if engine is None else {"engine": engine_facts(engine)}, about
     # On a device processes would take turns, and a lane that one of them holds is held for its turn only.
     workers = asked.jobs or (1 if row.is_alone or base.on_device else min(len(plans), Session.cpus()))
     _plan_cells(asked, session, plans, wanted, asked.min_schedules)
@@ -128,6 +130,8 @@ def run_cells(
     _tell_end(session, base.mutant, asked.max_time, interrupted=interrupted)
     shown = of_row if base.own_target or row.tells_notes or base.on_device else ()
     session.untried = [*absent, *shown, *beside.untried]
+    if change is not None and engine is not None:
+        _tell_change(session, change, engine, interrupted=interrupted)
     return asked.close(session, interrupted=interrupted)
 
 
@@ -142,6 +146,16 @@ def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, i
     for cell in session.cells.values():
         if mutant is not None and cell.told is None and cell.evidence.schedules:
             _tell_cell(session, cell)
+
+
+def _tell_change(session: Session, change: Change, engine: ProbeRunner, *, interrupted: bool) -> None:
+    """Add which changed lines ran. If none did, no cell passes."""
+    texts = change.texts(engine.ran)
+    session.warnings += texts
+    session.untried = [*texts, *session.untried]
+    if not interrupted and not change.has_run(engine.ran):
+        for cell in session.cells.values():
+            cell.reason = cell.reason or "no changed line ran"
 
 
 def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 FAKES = sorted(str(each) for each in Path(__file__).parent.glob("[!_]*/"))
 HELLO = (
     '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2", "device": "cpu", '
-    '"files": null, "commit": null, "absent": {}}}'
+    '"folder": null, "files": null, "commit": null, "absent": {}}}'
 )
 
 GREET = 'while [ "$1" != -u ]; do shift; done; printf "%s\\n" "$4" > "/proc/self/fd/$5"'

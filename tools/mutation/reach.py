@@ -1,57 +1,14 @@
 """Reach: which lines of the cache each schedule of a cell runs, in the code as it is.
 
 Invariants:
-- A line counts for a schedule if a function runs it while the schedule runs. Reference runs do not count.
+- Reference runs do not count.
 - Lines outside functions run at the import, so every schedule of a cell that runs anything of their file reaches them.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
-
-from tools.mutation.edits import CACHE, PACKAGE
-
-T = TypeVar("T")
-Note = Callable[[FrameType, str, Any], Any]
-
-
-def lines_of(run: Callable[[], T], folder: Path = PACKAGE / CACHE) -> tuple[T, dict[str, set[int]]]:
-    seen: dict[str, set[int]] = {}
-    notes: dict[str, Note | None] = {}
-
-    def noting(path: str) -> Note | None:
-        if not Path(path).is_relative_to(folder):
-            return None
-        lines = seen.setdefault(path, set())
-
-        def note(frame: FrameType, event: str, argument: Any) -> Note:
-            if event == "line":
-                lines.add(frame.f_lineno)
-            return note
-
-        return note
-
-    def enter(frame: FrameType, event: str, argument: Any) -> Note | None:
-        code = frame.f_code
-        if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or a class
-            return None
-        if code.co_filename not in notes:
-            notes[code.co_filename] = noting(code.co_filename)
-        return notes[code.co_filename]
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        result = run()
-    finally:
-        sys.settrace(before)
-    return result, {path: lines for path, lines in seen.items() if lines}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,19 +14,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, machine_trouble
 from kvcheck.core.base.record import Evidence, to_plain, value_from
+from kvcheck.core.probes.frame.lines_run import lines_of
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line, workload_seed
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.targets import TARGETS
-from tools.mutation.edits import PACKAGE
-from tools.mutation.reach import lines_of
+from tools.mutation.edits import CACHE, PACKAGE
 
 Say = Callable[[dict[str, object]], None]
 
@@ -51,7 +50,7 @@ def survey(say: Say, *, line: str, traced: int, schedules: int) -> None:
         plan = dataclasses.replace(first, schedule=number)
         say({"at": plan.line()})
         before = time.process_time()
-        outcome, reached = lines_of(partial(runner.run, plan))
+        outcome, reached = lines_of(partial(runner.run, plan), PACKAGE, (CACHE,))
         cpu_s.append(round(time.process_time() - before, 3))
         costs.append(outcome.evidence.events)
         evidence.append(to_plain(outcome.evidence))
@@ -59,7 +58,7 @@ def survey(say: Say, *, line: str, traced: int, schedules: int) -> None:
             say({"clean": False, "line": plan.line(), **_found(outcome)})
             return
         for path, numbers in reached.items():
-            row = lines.setdefault(Path(path).relative_to(PACKAGE).as_posix(), {})
+            row = lines.setdefault(path, {})
             for at in sorted(numbers):
                 row[at] = row.get(at, 0) | 1 << number
     found = {"costs": costs, "cpu_s": cpu_s, "lines": lines, "evidence": evidence, "references": references}

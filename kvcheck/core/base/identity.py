@@ -58,14 +58,15 @@ def short(text: str | None) -> str:
 
 def commit_of(folder: Path) -> str | None:
     """The commit of the folder's files, with " and changes" if they differ from it; None without git."""
-    if not _git(folder, "ls-files", "--", "."):  # an ignored folder may lie in another project's tree
+    if not git(folder, "ls-files", "--", "."):  # an ignored folder may lie in another project's tree
         return None
-    commit = _git(folder, "rev-parse", "HEAD")
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    commit = git(folder, "rev-parse", "HEAD")
+    changes = git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
     return None if not commit or changes is None else f"{commit}{' and changes' if changes else ''}"
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git in the folder; None if git is missing or fails."""
     program = shutil.which("git")
     if program is None:
         return None

@@ -19,6 +19,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.registry import did_you_mean
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.lines_run import from_ranges
 from kvcheck.core.probes.frame.tables import ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello
 from kvcheck.core.probes.installed import parse_target
@@ -84,10 +85,14 @@ def check_variables(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class ProbeRunner:
+    """traced: as in Ask. ran: their lines that ran so far, by cell and file."""
+
     target: str
     patience: Patience | None = None
     device: str = "cpu"
     variables: Mapping[str, str] = field(default_factory=dict)
+    traced: tuple[str, ...] = ()
+    ran: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     _child: EngineProcess | None = None
     _spent_s: float = 0.0
 
@@ -103,12 +108,16 @@ class ProbeRunner:
         try:
             self.start()
             assert self._child is not None
-            reply = self._child.ask(Ask(probe=row.name, subject=subject, seed=plan.seed, schedule=plan.schedule))
+            ask = Ask(probe=row.name, subject=subject, seed=plan.seed, schedule=plan.schedule, traced=self.traced)
+            reply = self._child.ask(ask)
         except UnknownVerdict as error:
             self.close()
             return Outcome(
                 plan=plan, findings=(), evidence=Evidence(schedules=1), digest=0, unknown=str(error), is_lost=True
             )
+        of_cell = self.ran.setdefault(plan.cell, {})
+        for name, lines in reply.lines.items():
+            of_cell.setdefault(name, set()).update(from_ranges(lines))
         findings = tuple(complete(finding, plan) for finding in reply.findings)
         return Outcome(
             plan=plan,

@@ -34,6 +34,8 @@ MOST_CAUSES = 3
 MOST_REASONS = 4
 MOST_NAMED = 4
 MOST_NOTES = 8
+NOTED = ("not tried", "changed")
+"""Labels of notes, before a colon."""
 Reviewed = Mapping[tuple[str, str], Sequence[Finding]]
 HEADS = (40, 8, 0)
 """Longest heads of a grid's columns, in characters, widest form first. Only hyphens break."""
@@ -152,8 +154,9 @@ def below_lines(record: RunRecord, width: int, untried: Sequence[str]) -> list[s
         lines += labelled("not reached", f"{missing} of {counted(int(known), 'situation')}: {named}", width, 2)
     lines += _not_tried(record, width)
     for note in untried[:MOST_NOTES]:
-        plain = note.removeprefix("not tried: ")
-        lines += labelled("not tried" if plain != note else "note", plain, width, 2)
+        label, _, text = note.partition(": ")
+        label, text = (label, text) if label in NOTED else ("note", note)
+        lines += labelled(label, text, width, 2)
     if len(untried) > MOST_NOTES:
         lines += labelled("", f"and {len(untried) - MOST_NOTES} more: see the report", width)
     return lines

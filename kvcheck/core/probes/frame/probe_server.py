@@ -21,6 +21,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame import streams
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.lines_run import as_ranges, lines_of
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Probe, Rig, StreamsOfDevice, load, run
 from kvcheck.core.probes.frame.stubs import Stubs
@@ -38,6 +39,7 @@ class ProbeServer:
         self._stubs = Stubs(spec.package, spec.stubs)
         self._stubs.install()
         self._names = Names(spec.table)
+        self._folder: Path | None = None
 
     def start(self) -> Hello | Refusal:
         spec = self._spec
@@ -58,13 +60,14 @@ class ProbeServer:
         told = attempt(lambda: metadata.version(spec.package))
         version = "unknown" if isinstance(told, Fault) else told
         folders = map(Path, getattr(sys.modules[spec.package], "__path__", ()))
-        folder = next((each for each in folders if each.is_dir()), None)
+        folder = self._folder = next((each for each in folders if each.is_dir()), None)
         return Hello(
             engine=spec.name,
             version=version,
             python=platform.python_version(),
             torch=str(torch.__version__),
             device="cpu" if self._device == "cpu" else str(torch.cuda.get_device_name()),
+            folder=None if folder is None else os.path.realpath(folder),
             files=None if folder is None else folder_digest(folder),
             commit=None if folder is None else commit_of(folder),
             absent={
@@ -102,8 +105,8 @@ class ProbeServer:
         probe = load(row.entry)
         assert callable(probe)
         made: Probe = probe()
-        unknown = run(made, rig, row.wants + (() if isinstance(self._machine, streams.Machine) else row.wants_held))
-        self._machine.settle()
+        wants = row.wants + (() if isinstance(self._machine, streams.Machine) else row.wants_held)
+        unknown, lines = self._run(made, rig, wants, ask.traced)
         held = self._machine.take_report()
         for text in held.notes:
             rig.judge.note(text)
@@ -114,7 +117,24 @@ class ProbeServer:
             unknown="; ".join(reasons) or None,
             notes=tuple(rig.judge.notes),
             stubs=tuple(sorted(self._stubs.served)),
+            lines={name: as_ranges(each) for name, each in lines.items()},
         )
+
+    def _run(
+        self, probe: Probe, rig: Rig, wants: tuple[str, ...], traced: tuple[str, ...]
+    ) -> tuple[str | None, dict[str, set[int]]]:
+        """Return why the schedule is no evidence, and its lines of traced files."""
+
+        def run_all() -> str | None:
+            unknown = run(probe, rig, wants)
+            rig.machine.settle()
+            return unknown
+
+        if not traced or self._folder is None:
+            return run_all(), {}
+        for name in probe.needs(rig.subject):  # imported before, so that what they run at the import is not noted
+            self._names.find(name)
+        return lines_of(run_all, self._folder, traced)
 
 
 def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:

@@ -21,8 +21,8 @@ LONGEST_LINE = 1 << 22
 class Hello:
     """The child is ready. version: as the engine reports it; recorded only.
 
-    files: digest of its package's files; None if it has no folder. commit: of its working tree, or None. absent: cells
-    that this release has dropped, with the reason.
+    folder: of its package, or None. files: digest of the package's files. commit: of its working tree, or None. absent:
+    cells that this release has dropped, with the reason.
     """
 
     engine: str
@@ -30,6 +30,7 @@ class Hello:
     python: str
     torch: str
     device: str
+    folder: str | None
     files: str | None
     commit: str | None
     absent: dict[str, str] = field(default_factory=dict)
@@ -43,21 +44,26 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
+    """One schedule. traced: files or folders of the package whose lines are noted, relative to it; "" is all."""
+
     probe: str
     subject: str
     seed: int
     schedule: int
+    traced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The result of a schedule. unknown: why it is no evidence, or None. stubs: stand-in modules served so far."""
+    """The result of a schedule. unknown: why it is no evidence, or None. stubs: stand-in modules served so far.
+    lines: that ran in traced files, as ranges."""
 
     findings: tuple[Finding, ...] = ()
     evidence: Evidence
     unknown: str | None = None
     notes: tuple[str, ...] = ()
     stubs: tuple[str, ...] = ()
+    lines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ class TransferServer:
             python=platform.python_version(),
             torch="",
             device="cpu",
+            folder=None,  # no line of Python runs in a transfer
             files=None if folder is None else _digest(folder),
             commit=None if folder is None else commit_of(folder),
         )

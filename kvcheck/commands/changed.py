@@ -1,0 +1,204 @@
+"""`kvcheck probe --changed`: what was changed in an engine, the cells that run it, and whether its lines ran.
+
+Invariants:
+- Cells are picked by whole files: other schedules of a cell run other lines of the same file.
+- A change without code of its own, such as a removed line, has run once the lines before and behind it have.
+- A line outside functions has run once a function of its file has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+
+from kvcheck.commands.terminal import complain, passing
+from kvcheck.core.base.errors import UnknownVerdict, UsageError, why_unread
+from kvcheck.core.base.identity import git
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
+from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.probes.line_map import file_of, load
+from kvcheck.core.probes.runner import ProbeRunner
+from kvcheck.core.run.plan import Plan
+
+RANGE = re.compile(r"([\w@][\w./~^@{}+-]*?)(?:(\.\.\.?)(?:HEAD|@)?)?")
+HUNK = re.compile(r"\+\+\+ b/(.+)|@@ -\S+ \+(\d+)(?:,(\d+))? @@")
+MOST_NAMED = 4
+SEED = 1
+"""Of all measurements, so that equal files have equal rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedFile:
+    """A file of the package. parts: lines that count together; each is a change, or a line in a function."""
+
+    name: str
+    parts: tuple[tuple[int, ...], ...]
+    outside: frozenset[int]
+    is_whole: bool
+
+    def ran(self, lines: Collection[int]) -> set[tuple[int, ...]]:
+        return {part for part in self.parts if lines and all(at in lines or at in self.outside for at in part)}
+
+    def text(self, by_cell: Mapping[str, Collection[int]]) -> str:
+        """by_cell: the lines of this file that ran."""
+        ran = {cell: done for cell, lines in by_cell.items() if (done := self.ran(lines))}
+        parts = set().union(*ran.values())
+        noun = f"lines in functions of {self.name}" if self.is_whole else f"changes of {self.name}"
+        text = f"changed: {len(parts)} of {len(self.parts)} {noun} ran"
+        if ran:
+            names = [cell.rpartition("/")[2] for cell in ran]
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            text += f", in {', '.join(names[:MOST_NAMED])}{more}"
+        missed = {part[0] for part in self.parts if part not in parts}
+        return text if self.is_whole or not missed else f"{text}; not run: line {as_ranges(missed)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    files: tuple[ChangedFile, ...]
+
+    def texts(self, ran: Mapping[str, Mapping[str, Collection[int]]]) -> list[str]:
+        """Return a line for each file. ran: lines by cell and file."""
+        return [each.text({cell: files.get(each.name, ()) for cell, files in ran.items()}) for each in self.files]
+
+    def has_run(self, ran: Mapping[str, Mapping[str, Collection[int]]]) -> bool:
+        return any(each.ran(files.get(each.name, ())) for each in self.files for files in ran.values())
+
+
+def pick(given: Sequence[str], plans: Sequence[Plan], runner: ProbeRunner) -> tuple[Change, list[Plan]]:
+    """Return the change and the plans that run its files, those with most of their lines first. Lines that are not
+    known are measured, and the runner traces these files from now on. Raises UsageError, UnknownVerdict."""
+    hello = runner.start()
+    engine = f"{hello.engine} {hello.version}"
+    if hello.folder is None:
+        raise UsageError(f"--changed: no probe of {engine} runs Python files of its package; leave it out")
+    folder = Path(hello.folder)
+    files = {each.name: each for text in given for each in changed_files(text, folder)}
+    change, names = Change(tuple(files.values())), [*files]
+    able = [plan for plan in plans if plan.cell not in hello.absent]
+    file = file_of(maps(), runner.target, runner.device)
+    found = load(file, runner.target)
+    if stale := found.stale(folder, able, names):
+        complain(f"measuring the lines that {counted(len(stale), 'cell')} run, kept in {file}")
+        found = found.measured(runner, [replace(plan, seed=SEED, schedule=0) for plan in stale], passing)
+        found.save(file)
+    runs = {plan: found.runs(plan.cell, names) for plan in able}
+    picked = sorted((plan for plan in able if runs[plan]), key=lambda plan: -runs[plan])
+    if not picked:
+        probes = ", ".join(dict.fromkeys(str(plan.probe).partition(".")[0] for plan in able))
+        raise UnknownVerdict(f"nothing was judged: no probe of {engine} runs {', '.join(names)}; tried: {probes}")
+    runner.traced = tuple(names)
+    return change, picked
+
+
+def changed_files(text: str, folder: Path) -> list[ChangedFile]:
+    """text: a file of the package in `folder`, or a git range of its checkout, up to the files as they are."""
+    path = next((each for each in _places(text, folder) if each.is_file() and each.is_relative_to(folder)), None)
+    if path is not None:
+        if path.suffix != ".py":
+            raise UsageError(f"--changed {text}: expected a Python file, as only their lines can be traced")
+        name = path.relative_to(folder).as_posix()
+        hunks = _hunks(_diff(folder, ["HEAD"], name) or "")
+        return [_changed(folder, name, hunks.get(name))]
+    found = RANGE.fullmatch(text)
+    since = None if found is None else _diff(folder, ["--merge-base"] * (found[2] == "...") + [found[1]])
+    if since is None:
+        raise UsageError(
+            f"--changed {text}: expected a file below {folder}, or a git range of its checkout up to HEAD, such as "
+            "main..HEAD or HEAD~1"
+        )
+    if not (hunks := _hunks(since)):
+        raise UnknownVerdict(f"nothing was judged: --changed {text} has no Python file below {folder}")
+    return [_changed(folder, name, each) for name, each in hunks.items()]
+
+
+def _places(text: str, folder: Path) -> list[Path]:
+    """Return where the file may be: here, in the package, or in the checkout around it."""
+    parents = (Path.cwd(), folder, folder.parent, folder.parent.parent)
+    return [Path(os.path.realpath(parent / text)) for parent in parents]
+
+
+def _diff(folder: Path, since: Sequence[str], files: str = "*.py") -> str | None:
+    options = ("--no-color", "--no-ext-diff", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/")
+    return git(folder, "diff", "-U0", "--relative", *options, *since, "--", files)
+
+
+def _hunks(diff: str) -> dict[str, list[tuple[int, int]]]:
+    """Return first line and number of lines of each change, by file."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    name = ""
+    for line in diff.splitlines():
+        if line.startswith("+++ /dev/null"):
+            name = ""
+        elif (hunk := HUNK.match(line)) is None:
+            continue
+        elif hunk[1]:
+            name = hunk[1].rstrip("\t")
+        elif name:
+            found.setdefault(name, []).append((int(hunk[2]), int(hunk[3] or 1)))
+    return found
+
+
+def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -> ChangedFile:
+    inside, outside = code_lines(folder / name)
+    lines = sorted(inside | outside)
+    parts = [(line,) for line in sorted(inside)] if hunks is None else []
+    for first, count in hunks or ():
+        behind = first + max(count, 1)
+        at, end = bisect_left(lines, first), bisect_left(lines, behind)
+        if count and at < end:
+            parts += [(line,) for line in lines[at:end]]
+        else:  # git names the line before removed ones
+            before = bisect_left(lines, first + (not count))
+            parts += [tuple(around)] if (around := lines[max(0, before - 1) : before] + lines[end : end + 1]) else []
+    return ChangedFile(name=name, parts=tuple(parts), outside=frozenset(outside), is_whole=hunks is None)
+
+
+def code_lines(path: Path) -> tuple[set[int], set[int]]:
+    """Return lines with code in functions, and those outside. Raises UsageError."""
+    try:
+        left = [compile(path.read_bytes(), str(path), "exec")]
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be compiled: {error}") from error
+    except OSError as error:
+        raise UsageError(why_unread(path, error)) from error
+    inside: set[int] = set()
+    outside: set[int] = set()
+    while left:
+        code = left.pop()
+        left += [each for each in code.co_consts if isinstance(each, CodeType)]
+        lines = {line for _, _, line in code.co_lines() if line}
+        if code.co_flags & 1:  # CO_OPTIMIZED: a function; its head runs where it is defined
+            inside |= lines - {code.co_firstlineno} or lines
+        else:
+            outside |= lines
+    return inside, outside - inside
+
+
+def maps() -> Path:
+    """Return the folder of line maps."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "kvcheck" / "lines"
+
+
+def probe_card(name: str) -> dict[str, str]:
+    """Return what a probe drives and, by the newest map of its engine, the files that it runs."""
+    engine, row = next((each, row) for each in ENGINES.names() if (row := ENGINES.load(each).probe(name)) is not None)
+    card = {"engine": engine, "scenario": row.scenario, "drives": row.shows, "subjects": ", ".join(row.subjects)}
+    files = sorted(maps().glob(f"{engine}-*.json"), key=lambda path: path.stat().st_mtime)
+    found = load(files[-1], engine) if files else None
+    lines: dict[str, set[int]] = {}
+    for cell, ran in found.cells.items() if found is not None else ():
+        if cell.rpartition("/")[2].partition(".")[0] == name:
+            for file, run in ran.items():
+                lines.setdefault(file, set()).update(from_ranges(run.lines))
+    if found is not None and lines:
+        most = sorted(lines.items(), key=lambda each: -len(each[1]))
+        card[f"runs in {found.target}"] = "\n".join(f"  {counted(len(each), 'line')} of {file}" for file, each in most)
+    return card | {"see": "docs/probes.md"}
