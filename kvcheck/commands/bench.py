@@ -15,13 +15,14 @@ import typer
 
 from kvcheck.commands.asked import Asked
 from kvcheck.commands.options import DEFAULT_OUT, Format, Out, Outputs, Reports, Seed, draw_seed, search, subject
-from kvcheck.commands.price_lines import HEAD, case_heading, price_line
+from kvcheck.commands.price_lines import PriceTable
+from kvcheck.commands.terminal import columns
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE
-from kvcheck.core.report.prices import in_short, is_check, is_enough
+from kvcheck.core.report.prices import is_check, is_enough
 from kvcheck.core.run.cell import decided
 from kvcheck.core.run.session import Session
 
@@ -73,9 +74,8 @@ def bench(
     drawn = draw_seed() if seed is None else seed
     plan = _plan(cases or [], shape, device, seed=drawn, precision=precision, max_time_s=max_time, rounds=rounds)
     session = asked.session(drawn=drawn, plan={name: getattr(plan, name) for name in plan.__slots__})
-    session.say(
-        f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {counted(len(plan.cases), 'case')} on {device}"
-    )
+    cases_text = f"{counted(len(plan.cases), 'case')} on {device}, shape {shape}, at most {max_time:g} s"
+    session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {cases_text}")
     try:
         interrupted = _measure(session, plan)
     except UsageError:  # a case refuses the shape
@@ -114,15 +114,12 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         name: _result(name, plan.shape, "stopped before it was measured") for name in plan.cases
     }
 
+    table = PriceTable(columns())
+
     def tell(row: BenchRow) -> None:
-        if not session.bench and not is_check(row):
-            session.say()
-            session.say(HEAD)
-        if not session.bench or session.bench[-1].case != row.case:
-            session.say()
-            session.say(case_heading(row))
         session.bench.append(row)
-        session.say(price_line(row))
+        for line in table.lines(row):
+            session.say(line)
         verdicts[row.case] = _priced(plan.shape, [each for each in session.bench if each.case == row.case])
         session.results = list(verdicts.values())
         session.save(complete=False)
@@ -135,7 +132,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
             verdicts[case] = _result(case, plan.shape, reason)
         else:
             session.warnings.append(f"{case}: {reason}")
-        session.say(f" ????  {case}: {reason}")
+            session.untried.append(f"{case}: {reason}")
 
     session.facts = {"device": plan.device, "hardware": machine(), "noise_before": noise()}
     interrupted = False
@@ -150,12 +147,6 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         session.keep((finding,))
     session.facts["noise_after"] = noise()
     session.results = list(verdicts.values())
-    for row in session.results:
-        if row.verdict is Verdict.UNKNOWN and row.schedules:
-            session.say(f" ????  {row.id}: {row.reason}")
-    if session.bench:
-        session.say()
-        session.say(f" {in_short(session.bench)}")
     usable = sum(map(is_enough, session.bench))
     if usable < len(session.bench):
         rows = counted(len(session.bench), "row")

@@ -31,9 +31,9 @@ from kvcheck.commands.options import (
     draw_seed,
     identity,
 )
-from kvcheck.commands.price_lines import case_heading, price_line
+from kvcheck.commands.price_lines import PriceTable
 from kvcheck.commands.server import DEFAULT_REQUESTS, Server, facts_of, known_answers
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.terminal import cell_lines, columns, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Served
@@ -232,15 +232,14 @@ def _measure(session: Session, bench: ServeBench, *, precision: float, rounds: i
     _keep(session, bench, why_few)
     session.facts["noise_after"] = noise()
     session.warnings += bench.notes
+    table = PriceTable(columns())
     for row in session.bench:
-        session.say(case_heading(row))
-        session.say(price_line(row))
-    session.say()
+        for line in table.lines(row):
+            session.say(line)
     for result in session.results:
         for line in cell_lines(result):
-            session.say(line)
-    for line in bench.notes:
-        session.say(f" ----  {line}")
+            session.detail(line)
+    session.untried += bench.notes
     return interrupted
 
 

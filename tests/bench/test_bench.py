@@ -148,6 +148,27 @@ def test_rounds_go_on_until_they_are_precise_or_spent(monkeypatch: pytest.Monkey
     assert [len(row.ratios) for row in found] == [6, 9] and [row.status for row in found] == ["ok", "noisy"]
 
 
+def test_the_rows_of_a_case_are_told_before_the_next_case_and_a_slow_case_leaves_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    cases = {name: replace(quick, case=name) for name in ("first", "last")}
+    cases |= {"slow": replace(point(a=slow, b=slow), case="slow")}
+    monkeypatch.setattr(running.CASES, "load", lambda name: lambda setting: [cases[name]])
+    monkeypatch.setattr(running.CASES, "require", lambda name: None)
+    monkeypatch.setattr(running, "clock_for", lambda device: ToldClock())
+    events: list[str] = []
+    late: list[str] = []
+    run_bench(
+        plan(cases=("first", "slow", "last"), max_time_s=2.0),
+        lambda row: events.append(row.case),
+        progress=lambda text: events.append(text.split(",")[0] + " runs"),
+        late=lambda case, sizes: late.append(case),
+    )
+    assert events.index("first") < events.index("slow runs") < events.index("last runs") and events[-1] == "last"
+    assert late == ["slow"]
+
+
 def slow(memory: FreshMemory) -> Arm:
     """An arm whose calls take a tenth of a second each."""
 
@@ -225,7 +246,7 @@ def test_the_command_writes_a_record_that_reads_back(
     assert record.complete and [row.case for row in record.bench] == ["guarded-read"] * 4
     assert record.environment["noise_before"] and record.environment["noise_after"]
     shown = capsys.readouterr().out
-    assert "????  guarded-read: none of its rows has a price" in shown and "use a larger --max-time" in shown
+    assert "none of its rows has a price" in shown and "use a larger --max-time" in shown
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<td>guarded-behind-load</td>") == 3  # once in short, and at every size
     assert len((folder / "bench.csv").read_text(encoding="utf-8").splitlines()) == 5

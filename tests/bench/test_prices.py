@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rigs.literal_record import PASSED
 
-from kvcheck.commands.price_lines import price_line
+from kvcheck.commands.price_lines import PriceTable, price_cells
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report import WRITERS
 from kvcheck.core.report.charts import curves
@@ -40,28 +40,27 @@ def price_list(rows: list[BenchRow]) -> list[Price]:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said", "is_alike"),
+    ("ratio", "said"),
     [
-        (Interval(0.5, 0.4, 0.6), "faster", False),
-        (Interval(0.985, 0.975, 0.99), "free", True),  # faster, but by less than the floor
-        (Interval(1.005, 1.0, 1.01), "free", True),
-        (Interval(1.03, 1.01, 1.05), "not told apart", True),
-        (Interval(1.0201, 1.0, 1.06), "not told apart", True),  # the estimate is above the floor, the interval is not
-        (Interval(1.04, 1.021, 1.05), "costs", False),
-        (Interval(1.5, 1.4, 1.6), "costs", False),
-        (Interval(1.5), "n/a: too few rounds", False),
+        (Interval(0.5, 0.4, 0.6), "faster"),
+        (Interval(0.985, 0.975, 0.99), "free"),  # faster, but by less than the floor
+        (Interval(1.005, 1.0, 1.01), "free"),
+        (Interval(1.03, 1.01, 1.05), "not told apart"),
+        (Interval(1.0201, 1.0, 1.06), "not told apart"),  # the estimate is above the floor, the interval is not
+        (Interval(1.04, 1.021, 1.05), "costs"),
+        (Interval(1.5, 1.4, 1.6), "costs"),
+        (Interval(1.5), "n/a: too few rounds"),
     ],
 )
-def test_what_is_said_of_a_ratio_beside_its_floor(ratio: Interval, said: str, is_alike: bool) -> None:
+def test_what_is_said_of_a_ratio_beside_its_floor(ratio: Interval, said: str) -> None:
     row = replace(ROW, ratio=ratio)
-    assert verdict(row, None) == said and (ALIKE in price_line(row)) is is_alike
+    assert verdict(row, None) == said and price_cells(row)[-1] == said.removeprefix("n/a: ")
 
 
 def test_a_ratio_near_one_and_a_small_floor_keep_the_digits_that_differ() -> None:
     row = replace(ROW, arm="plus-guards", ratio=Interval(1.0004, 1.0003, 1.0005), floor=0.00002)
-    line, (price,) = price_line(row), price_list([row])
-    assert "1.0004 (1.0003–1.0005)" in line and "floor 0.002 %" in line
-    assert (price.ratio, price.floor) == ("1.0004 (1.0003–1.0005)", "±0.002 %")
+    (price,) = price_list([row])
+    assert price_cells(row)[3:5] == (price.ratio, price.floor) == ("1.0004 (1.0003–1.0005)", "±0.002 %")
 
 
 def test_work_that_is_added_to_its_baseline_is_shown_as_added() -> None:
@@ -70,9 +69,19 @@ def test_work_that_is_added_to_its_baseline_is_shown_as_added() -> None:
     row = replace(row, us=Interval(3180.0), baseline_us=Interval(3030.0))
     (price,) = price_list([row])
     assert price.instead == "added to move" and price_list([ROW])[0].instead == ROW.baseline
-    cost, rest = price_line(row).split("added to move")
-    assert "+3.18 ms" in cost and "both 2.05 (2.04–2.06)" in rest
-    assert "added to" not in price_line(ROW) and "both" not in price_line(ROW)
+    assert price_cells(row)[1:4] == ("+3.18 ms", "move", "2.05 (2.04–2.06)") and price_cells(ROW)[1] == "5 µs"
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_table_has_heads_and_each_case_once_and_fits_the_terminal(width: int) -> None:
+    long = replace(ROW, arm="packed-get-to-mutant", ratio=Interval(1.0004, 1.0003, 1.0005), note="a note " * 30)
+    larger = [replace(row, size="larger") for row in (long, ROW)]
+    table = PriceTable(width)
+    lines = [line for row in (long, ROW, *larger, STEP) for line in table.lines(row)]
+    assert max(map(len, lines)) <= width and sum("metadata-read" in line for line in lines) == 1
+    (head,) = [line for line in lines if "baseline" in line and "floor" in line and "verdict" in line]
+    assert [line.index("ten-views") for line in lines if "ten-views" in line] == [head.index("baseline")] * 4
+    assert sum("80 % of memcpy" in line for line in lines) == 3, "once for each size"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,9 @@ def test_work_that_is_added_to_its_baseline_is_shown_as_added() -> None:
 )
 def test_more_than_all_of_a_limit_is_no_share_of_it(share: Interval, told: str) -> None:
     row = replace(ROW, limit_ratio=share)
-    assert limit_text(row) == told and told in price_line(row) and price_list([row])[0].limit == told
+    assert (
+        limit_text(row) == told and told in "\n".join(PriceTable(80).lines(row)) and price_list([row])[0].limit == told
+    )
 
 
 def test_a_thousandth_of_a_step_is_free_however_large_the_ratio() -> None:
@@ -104,7 +115,11 @@ def test_the_list_has_the_largest_size_and_the_share_of_a_step() -> None:
     assert (second.row.size, second.share, second.added) == ("larger", "+1.00 %", "+10 µs")
     assert second.limit == "80 % of memcpy"
     assert price_list([ROW])[0].share == "n/a"
-    assert in_short([ROW, STEP]) == "Free or faster than without: metadata-read. Costs something: decode-step."
+    assert in_short([ROW, STEP]) == (
+        "Free or faster than without: metadata-read. Costs something: decode-step (protected +5 %)."
+    )
+    cheap = replace(ROW, us=Interval(11.0), ratio=Interval(1.02, 1.021, 1.022), baseline_us=Interval(0.1))
+    assert in_short([cheap, STEP]).startswith("Less than 0.1 % of a decode step: metadata-read.")
     assert "No price" in in_short([replace(ROW, ratio=Interval(0.5))])
     pages = [replace(ROW, size=size, bytes=None) for size in ("4096 pages", "64 pages", "256 pages")]
     assert [price.row.size for price in price_list(pages)] == ["4096 pages"], "sizes that are not in bytes go by number"

@@ -1,7 +1,8 @@
-"""run_bench: measures the points of all cases, round by round, until each is precise enough or time runs out.
+"""run_bench: measures case after case, round by round, until each is precise enough or its share of the time is over.
 
 Invariants:
-- Rounds of all points alternate, so that a disturbed minute affects one round of each.
+- The rows of a case are complete before the next case begins. Rounds of its points alternate.
+- A case may use an equal share of the time that is left.
 - Rounds stop for precision or time only, never because of a result.
 - When interrupted, it reports every row that has a round, then raises the interruption again.
 - A round that the time limit ends is dropped, and a point without a complete round is named.
@@ -10,9 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -69,8 +70,13 @@ def run_bench(
             facts = clock.spin() if samples else {}
             if learn is not None:
                 learn(facts)
+            groups = [[*group] for _, group in groupby(samples, key=lambda each: each.point.case)]
             try:
-                _rounds(plan, samples, random, rows, tell, progress, deadline)
+                for at, group in enumerate(groups):
+                    now = time.monotonic()
+                    until = now + (deadline - now) / (len(groups) - at)
+                    _rounds(plan, group, random, rows, tell, progress, until)
+                    _tell(group, rows, tell)
             finally:  # keep the measurements, also after an interruption or a wrong arm
                 _tell(samples, rows, tell)
             for each in samples:
@@ -106,10 +112,11 @@ def _rounds(
     progress: Progress | None,
     deadline: float,
 ) -> None:
+    """Measure the samples of one case."""
     for number in range(1, plan.rounds_max + 1):
-        for each in [each for each in across(samples) if not each.is_told]:
+        for each in [each for each in samples if not each.is_told]:
             if progress is not None:
-                progress(f"round {number}: {each.point.case} {each.point.size}")
+                progress(f"{each.point.case}, {each.point.size}: round {number} of {plan.rounds_min} or more")
             try:
                 with time_limit(deadline):
                     each.add_round(random)
@@ -117,16 +124,6 @@ def _rounds(
                 return
             if number >= plan.rounds_min and each.is_precise(plan.precision):
                 _tell([each], rows, tell)
-
-
-def across(samples: Sequence[Samples]) -> list[Samples]:
-    """Order: the first point of each case, then the second. Time may run out in the first round."""
-    seen: Counter[str] = Counter()
-    place: dict[int, int] = {}
-    for at, each in enumerate(samples):
-        place[at] = seen[each.point.case]
-        seen[each.point.case] += 1
-    return [samples[at] for at in sorted(place, key=place.__getitem__)]
 
 
 def _tell(samples: list[Samples], rows: list[BenchRow], tell: Tell) -> None:

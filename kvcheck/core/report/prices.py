@@ -212,22 +212,32 @@ def in_short(rows: Sequence[BenchRow]) -> str:
         told = ", ".join(f"{row.case} {row.ratio.est:.3g} ({verdict(row, None)})" for row in of_server)
         return f"{first.arm} over {first.baseline}, {first.size}: {told}."
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
-    verdicts: dict[str, set[str]] = {}
+    by_case: dict[str, list[BenchRow]] = {}
     for row in largest(rows):
-        verdicts.setdefault(row.case, set()).add(verdict(row, step))
-    free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
-    costs = [case for case, said in verdicts.items() if "costs" in said]
-    none = [case for case, said in verdicts.items() if said == {TOO_FEW}]
-    checked = [case for case, said in verdicts.items() if said == {CHECKED}]
-    unclear = [case for case in verdicts if case not in (*free, *costs, *none, *checked)]
+        by_case.setdefault(row.case, []).append(row)
+    alone = {case: {verdict(row, None) for row in of_case} for case, of_case in by_case.items()}
+    beside = {case: {verdict(row, step) for row in of_case} for case, of_case in by_case.items()}
+    costs = [case for case, found in beside.items() if "costs" in found]
+    free = [case for case, found in alone.items() if found <= {"free", "faster"}]
+    small = [case for case, found in beside.items() if found <= {"free", "faster"} and case not in free]
+    none = [case for case, found in beside.items() if found == {TOO_FEW}]
+    checked = [case for case, found in beside.items() if found == {CHECKED}]
+    unclear = [case for case in by_case if case not in (*free, *small, *costs, *none, *checked)]
     parts = (
         ("Free or faster than without", free),
-        ("Costs something", costs),
+        (f"Less than {100 * FREE_SHARE:g} % of a decode step", small),
+        ("Costs something", [f"{case} ({_costliest(by_case[case], step)})" for case in costs]),
         ("Not told from noise", unclear),
         (f"No price at the largest size, for fewer than {LEAST_ROUNDS} rounds", none),
         ("Right over threads, which give no prices", checked),
     )
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
+
+
+def _costliest(rows: Iterable[BenchRow], step: float | None) -> str:
+    most = max((row for row in rows if verdict(row, step) == "costs"), key=lambda row: row.ratio.est)
+    more = 100 * (most.ratio.est - 1)
+    return f"{most.arm} {more:+.3g} %" if more < 100 else f"{most.arm} {most.ratio.est:.3g} times {most.baseline}"
 
 
 def kind_of(case: str) -> str:

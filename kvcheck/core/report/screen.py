@@ -20,7 +20,7 @@ from kvcheck.core.base.causes import SINGLE, Bug, bugs
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import STOPPED, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
-from kvcheck.core.report.prices import is_check, is_enough
+from kvcheck.core.report.prices import in_short, is_check, is_enough
 from kvcheck.core.report.situation_matrix import situation_view
 from kvcheck.core.report.view import LEAST_FILLED, CellView, cause_view, cells_of, verdicts_text, work_counts
 from kvcheck.core.report.wording import SMALL, aligned, shorter, small_line, why_text
@@ -367,8 +367,14 @@ def screen_lines(
     record: RunRecord, width: int, reviewed: Reviewed, *, untried: Sequence[str] = (), is_kept: bool = True
 ) -> list[str]:
     """Return the screen of a run that has ended. untried: notes for its reader. is_kept: its record is stored."""
-    grid = grid_lines(record, width)
+    is_priced = bool(record.bench) and server_of(record) is None
+    grid = [] if is_priced else grid_lines(record, width)
     below = [*below_lines(record, width, untried), *unknown_lines(record, width)] if grid else []
+    if record.bench:
+        below += [
+            *(unknown_lines(record, width) if is_priced else ()),
+            *labelled("in short", in_short(record.bench), width),
+        ]
     causes = cause_lines(record, width, reviewed, is_kept=is_kept)
     parts = [*grid, *([""] if grid else []), *below, *([""] if below else []), *causes]
     return [*parts, verdict_line(record)]

@@ -7,8 +7,10 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvcheck.core.base.codes import CODES
@@ -128,6 +130,27 @@ def aligned(rows: Sequence[Sequence[str]], *, is_right: bool = False) -> list[st
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     push = str.rjust if is_right else str.ljust
     return ["  ".join((row[0].ljust(widths[0]), *map(push, row[1:], widths[1:]))).rstrip() for row in rows]
+
+
+def fitted(natural: Sequence[int], narrowest: Sequence[int], width: int, gap: int = 2) -> tuple[int, ...]:
+    """Return widths of columns that fit `width`: the widest one gives way first, down to its narrowest."""
+    widths = [*natural]
+    while sum(widths) + gap * (len(widths) - 1) > width:
+        open_ones = [at for at, each in enumerate(widths) if each > narrowest[at]]
+        if not open_ones:
+            break
+        widths[max(open_ones, key=widths.__getitem__)] -= 1
+    return tuple(widths)
+
+
+def folded(cells: Sequence[str], widths: Sequence[int], *, margin: int = 0, gap: int = 2) -> list[str]:
+    """Return a row of a table whose cells fold at spaces and hyphens; a margin of the first cell is kept."""
+    parts = [
+        textwrap.wrap(cell, width, break_long_words=False, subsequent_indent=" " * (len(cell) - len(cell.lstrip())))
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    lines = itertools.zip_longest(*parts, fillvalue="")
+    return [" " * margin + (" " * gap).join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def replay_line(record: RunRecord, finding: Finding) -> str:
