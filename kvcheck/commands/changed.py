@@ -29,46 +29,59 @@ from kvcheck.core.run.plan import Plan
 RANGE = re.compile(r"([\w@][\w./~^@{}+-]*?)(?:(\.\.\.?)(?:HEAD|@)?)?")
 HUNK = re.compile(r"\+\+\+ b/(.+)|@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 MOST_NAMED = 4
+MOST_FILES = 20
+Ran = Mapping[str, Mapping[str, Collection[int]]]
+"""Lines by cell and file."""
 SEED = 1
 """Of all measurements, so that equal files have equal rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedFile:
-    """A file of the package. parts: lines that count together; each is a change, or a line in a function."""
+    """A file of the package. parts: lines that count together; each is a change, or a line in a function of a whole
+    file."""
 
     name: str
-    parts: tuple[tuple[int, ...], ...]
+    parts: frozenset[tuple[int, ...]]
     outside: frozenset[int]
     is_whole: bool
 
-    def ran(self, lines: Collection[int]) -> set[tuple[int, ...]]:
-        return {part for part in self.parts if lines and all(at in lines or at in self.outside for at in part)}
+    def ran(self, ran: Ran) -> dict[str, set[tuple[int, ...]]]:
+        """Return the parts that have run, by cell."""
+        found = {}
+        for cell, files in ran.items():
+            lines = files.get(self.name, ())
+            if done := {part for part in self.parts if lines and all(at in lines or at in self.outside for at in part)}:
+                found[cell] = done
+        return found
 
-    def text(self, by_cell: Mapping[str, Collection[int]]) -> str:
-        """by_cell: the lines of this file that ran."""
-        ran = {cell: done for cell, lines in by_cell.items() if (done := self.ran(lines))}
-        parts = set().union(*ran.values())
-        noun = f"lines in functions of {self.name}" if self.is_whole else f"changes of {self.name}"
-        text = f"changed: {len(parts)} of {len(self.parts)} {noun} ran"
-        if ran:
-            names = [cell.rpartition("/")[2] for cell in ran]
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            text += f", in {', '.join(names[:MOST_NAMED])}{more}"
-        missed = {part[0] for part in self.parts if part not in parts}
-        return text if self.is_whole or not missed else f"{text}; not run: line {as_ranges(missed)}"
+    def missed(self, ran: Ran) -> set[tuple[int, ...]]:
+        return {*self.parts}.difference(*self.ran(ran).values())
+
+    def text(self, ran: Ran) -> str:
+        cells, missed = [cell.rpartition("/")[2] for cell in self.ran(ran)], self.missed(ran)
+        noun = "lines in functions" if self.is_whole else "changed lines"
+        when = " in the first schedules" if self.is_whole else ""
+        text = f"changed: {len(self.parts) - len(missed)} of {len(self.parts)} {noun} of {self.name} ran{when}"
+        if cells:
+            more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
+            text += f", of {', '.join(cells[:MOST_NAMED])}{more}"
+        return text if self.is_whole or not missed else f"{text}; not run: {as_ranges({part[0] for part in missed})}"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     files: tuple[ChangedFile, ...]
 
-    def texts(self, ran: Mapping[str, Mapping[str, Collection[int]]]) -> list[str]:
-        """Return a line for each file. ran: lines by cell and file."""
-        return [each.text({cell: files.get(each.name, ()) for cell, files in ran.items()}) for each in self.files]
+    def texts(self, ran: Ran) -> list[str]:
+        return [each.text(ran) for each in self.files]
 
-    def has_run(self, ran: Mapping[str, Mapping[str, Collection[int]]]) -> bool:
-        return any(each.ran(files.get(each.name, ())) for each in self.files for files in ran.values())
+    def has_run(self, ran: Ran) -> bool:
+        return any(each.ran(ran) for each in self.files)
+
+    def misses(self, ran: Ran) -> bool:
+        """Whether a changed line has run nowhere. Lines of whole files are not waited for."""
+        return any(not each.is_whole and each.missed(ran) for each in self.files)
 
 
 def pick(given: Sequence[str], plans: Sequence[Plan], runner: ProbeRunner) -> tuple[Change, list[Plan]]:
@@ -92,14 +105,14 @@ def pick(given: Sequence[str], plans: Sequence[Plan], runner: ProbeRunner) -> tu
     picked = sorted((plan for plan in able if runs[plan]), key=lambda plan: -runs[plan])
     if not picked:
         probes = ", ".join(dict.fromkeys(str(plan.probe).partition(".")[0] for plan in able))
-        raise UnknownVerdict(f"nothing was judged: no probe of {engine} runs {', '.join(names)}; tried: {probes}")
-    runner.traced = tuple(names)
+        raise UnknownVerdict(f"nothing was judged: no probe of {engine} runs {', '.join(names)}; its probes: {probes}")
+    runner.traced, runner.misses = tuple(names), change.misses
     return change, picked
 
 
 def changed_files(text: str, folder: Path) -> list[ChangedFile]:
     """text: a file of the package in `folder`, or a git range of its checkout, up to the files as they are."""
-    path = next((each for each in _places(text, folder) if each.is_file() and each.is_relative_to(folder)), None)
+    path = next((each for each in _places(text, folder) if os.path.isfile(each) and each.is_relative_to(folder)), None)
     if path is not None:
         if path.suffix != ".py":
             raise UsageError(f"--changed {text}: expected a Python file, as only their lines can be traced")
@@ -148,16 +161,17 @@ def _hunks(diff: str) -> dict[str, list[tuple[int, int]]]:
 def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -> ChangedFile:
     inside, outside = code_lines(folder / name)
     lines = sorted(inside | outside)
-    parts = [(line,) for line in sorted(inside)] if hunks is None else []
+    parts = {(line,) for line in inside} if hunks is None else set()
     for first, count in hunks or ():
         behind = first + max(count, 1)
         at, end = bisect_left(lines, first), bisect_left(lines, behind)
         if count and at < end:
-            parts += [(line,) for line in lines[at:end]]
+            parts |= {(line,) for line in lines[at:end]}
         else:  # git names the line before removed ones
             before = bisect_left(lines, first + (not count))
-            parts += [tuple(around)] if (around := lines[max(0, before - 1) : before] + lines[end : end + 1]) else []
-    return ChangedFile(name=name, parts=tuple(parts), outside=frozenset(outside), is_whole=hunks is None)
+            around = tuple(lines[max(0, before - 1) : before] + lines[end : end + 1])
+            parts |= {around} if around else set()
+    return ChangedFile(name=name, parts=frozenset(parts), outside=frozenset(outside), is_whole=hunks is None)
 
 
 def code_lines(path: Path) -> tuple[set[int], set[int]]:
@@ -200,5 +214,7 @@ def probe_card(name: str) -> dict[str, str]:
                 lines.setdefault(file, set()).update(from_ranges(run.lines))
     if found is not None and lines:
         most = sorted(lines.items(), key=lambda each: -len(each[1]))
-        card[f"runs in {found.target}"] = "\n".join(f"  {counted(len(each), 'line')} of {file}" for file, each in most)
+        rows = [f"  {counted(len(each), 'line')} of {file}" for file, each in most[:MOST_FILES]]
+        rows += [f"  and fewer of {counted(len(most) - MOST_FILES, 'more file')}"] * (len(most) > MOST_FILES)
+        card[f"runs in {found.target}"] = "\n".join(rows)
     return card | {"see": "docs/probes.md"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.cells import SCENARIO_NAMES, kind_of
@@ -85,7 +85,8 @@ def check_variables(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """traced: as in Ask. ran: their lines that ran so far, by cell and file."""
+    """traced: as in Ask, in the first schedule of each cell, and in more while `misses` is true of `ran`: lines that ran
+    so far, by cell and file."""
 
     target: str
     patience: Patience | None = None
@@ -93,6 +94,7 @@ class ProbeRunner:
     variables: Mapping[str, str] = field(default_factory=dict)
     traced: tuple[str, ...] = ()
     ran: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    misses: Callable[[Mapping[str, Mapping[str, Collection[int]]]], bool] = lambda ran: False
     _child: EngineProcess | None = None
     _spent_s: float = 0.0
 
@@ -105,10 +107,11 @@ class ProbeRunner:
 
     def run(self, plan: Plan) -> Outcome:
         row, subject = probe_of(plan)
+        traced = self.traced if plan.cell not in self.ran or self.misses(self.ran) else ()
         try:
             self.start()
             assert self._child is not None
-            ask = Ask(probe=row.name, subject=subject, seed=plan.seed, schedule=plan.schedule, traced=self.traced)
+            ask = Ask(probe=row.name, subject=subject, seed=plan.seed, schedule=plan.schedule, traced=traced)
             reply = self._child.ask(ask)
         except UnknownVerdict as error:
             self.close()

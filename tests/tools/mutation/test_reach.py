@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from tools.mutation.reach import CellReach, Reach, lines_of
+from kvcheck.core.probes.frame.lines_run import lines_of
+from tools.mutation.reach import CellReach, Reach
 
 TEXT = '''\
 """A module."""
@@ -60,7 +61,7 @@ def loaded(folder: Path) -> ModuleType:
 )
 def test_lines_that_functions_run_are_noted(given: int, lines: set[int], tmp_path: Path) -> None:
     module = loaded(tmp_path)
-    assert lines_of(lambda: module.f(given), tmp_path) == (7, {str(tmp_path / "a.py"): lines})
+    assert lines_of(lambda: module.f(given), tmp_path) == (7, {"a.py": lines})
     assert lines_of(lambda: module.f(given), tmp_path / "below") == (7, {}), "a file elsewhere"
 
 

@@ -22,7 +22,7 @@ Note = Callable[[FrameType, str, Any], Any]
 def lines_of(run: Callable[[], T], folder: Path, files: Sequence[str] = ("",)) -> tuple[T, dict[str, set[int]]]:
     """Return the call's result, and its lines by file. files: or folders, relative to `folder`, as the keys are."""
     seen: dict[str, set[int]] = {}
-    notes: dict[str, Note | None] = {}
+    notes: dict[str, Note | None] = {}  # every call of the process looks here, so it has to be quick
     root = Path(os.path.realpath(folder))
 
     def noting(path: str) -> Note | None:
@@ -39,12 +39,11 @@ def lines_of(run: Callable[[], T], folder: Path, files: Sequence[str] = ("",)) -
         return note
 
     def enter(frame: FrameType, event: str, argument: Any) -> Note | None:
-        code = frame.f_code
-        if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or a class
-            return None
-        if code.co_filename not in notes:
-            notes[code.co_filename] = noting(code.co_filename)
-        return notes[code.co_filename]
+        path = frame.f_code.co_filename
+        if path not in notes:
+            notes[path] = noting(path)
+        note = notes[path]  # none in the body of a module or a class
+        return note if note is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED else None
 
     before, before_of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(enter)
