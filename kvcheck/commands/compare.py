@@ -15,12 +15,14 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, ConditionalFails, Format, StoredIn, check_choice
 from kvcheck.commands.report import check_outputs, loaded, parse_outputs, report_problem
-from kvcheck.commands.terminal import say, warn
+from kvcheck.commands.terminal import columns, say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
 from kvcheck.core.report.comparison.changes import Changes, change_lines, changes, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
+from kvcheck.core.report.screen import LABEL, labelled, wrapped
+from kvcheck.core.report.wording import replay_line
 from kvcheck.core.run.store import find_run
 
 MOST_TOLD = 20
@@ -53,8 +55,11 @@ def compare(
     check_outputs(outputs, sources=paths)
     before, after = map(read_record, paths)
     found = changes(before, after, share=least_share, conditional=fail_on_conditional)
-    lines = [f" before     {before.run_id}  {version_of(before)}", f" after      {after.run_id}  {version_of(after)}"]
-    lines += _lines(found)
+    lines = [
+        f" before       {before.run_id}  {version_of(before)}",
+        f" after        {after.run_id}  {version_of(after)}",
+    ]
+    lines += _lines(found, after)
     for format_name_of, path in outputs:
         problem = _report(found, before, after, format_name_of, path)
         if problem is None:
@@ -82,13 +87,22 @@ def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: st
     return report_problem(COMPARISON_WRITERS, format_name, both, path)
 
 
-def _lines(found: Changes) -> list[str]:
-    lines = [f" problem    {text}" for text in found.problems]
+def _lines(found: Changes, after: RunRecord) -> list[str]:
+    width, named = columns(), {each.replay: replay_line(after, each) for each in after.findings}
+    lines = [line for text in found.problems for line in labelled("problem", text, width)]
     for state, count, rows in change_lines(found):
-        lines.append(f" {state.value:<13} {count}")
+        lines += labelled(state.value, str(count), width)
         for text, replay in rows[:MOST_TOLD]:
-            lines += [f"            {text}", *([f"              again  {replay}"] if replay else [])]
+            lines += labelled("", text, width)
+            lines += [f"{'':{LABEL + 1}}again: {named.get(replay, replay)}"] if replay else []
         if len(rows) > MOST_TOLD:
-            lines.append(f"            and {len(rows) - MOST_TOLD} more; -o json=FILE has them all")
-    lines += [f" note       {text}" for text in found.notes]
-    return [*lines, "", f" {found.verdict}  {found.summary}"]
+            lines += labelled("", f"and {len(rows) - MOST_TOLD} more; -o json=FILE has them all", width)
+    lines += [line for text in found.notes for line in labelled("note", text, width)]
+    return [*lines, "", *wrapped(f" {found.verdict}  {CONCLUSIONS[found.exit_code]}: {found.summary}", width)]
+
+
+CONCLUSIONS = {
+    0: "nothing new in the later run",
+    1: "the later run has failures that the earlier one lacks",
+    4: "no conclusion: the runs do not suffice",
+}

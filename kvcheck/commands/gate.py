@@ -28,7 +28,7 @@ from kvcheck.commands.options import (
     draw_seed,
 )
 from kvcheck.commands.report import loaded, parse_outputs, report_problem
-from kvcheck.commands.terminal import say, warn
+from kvcheck.commands.terminal import columns, say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import RunRecord, read_record
@@ -58,7 +58,9 @@ from kvcheck.core.report.gate.result import (
     summaries,
     tally,
 )
-from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
+from kvcheck.core.report.gate.text import HEADINGS, NARROWEST, cells, decision_text, sections
+from kvcheck.core.report.screen import LABEL, labelled, wrapped
+from kvcheck.core.report.wording import fitted, folded
 from kvcheck.core.run.identity import environment, tool
 from kvcheck.core.run.store import check_writable, find_run
 
@@ -82,8 +84,6 @@ StrictBaseline = Annotated[
     bool, typer.Option("--strict-baseline", help="Rows of the baseline that are gone fail as well.")
 ]
 MOST_DETAILS = 10
-WIDE = 90
-"""Greatest width of a cell that widens its column; only names from a record are longer."""
 
 
 def gate(
@@ -213,17 +213,20 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
 
 
 def result_lines(result: GateResult) -> list[str]:
+    width = columns()
+    only = f"{result.runs[0].run_id}: " if len(result.runs) == 1 else ""
     lines: list[str] = []
     for name, text, details in sections(result):
-        lines.append(f" {name:<10} {text}")
-        lines += [f"            {detail}" for detail in details[:MOST_DETAILS]]
+        lines += labelled(name, text, width)
+        for detail in details[:MOST_DETAILS]:
+            told, _, command = detail.removeprefix(only).partition("; next: kvcheck ")
+            lines += labelled("", told, width)
+            lines += [f"{'':{LABEL + 1}}next: kvcheck {command}"] if command else []
         if len(details) > MOST_DETAILS:
-            lines.append(f"            and {len(details) - MOST_DETAILS} more; -o json=FILE has them all")
+            lines += labelled("", f"and {len(details) - MOST_DETAILS} more; -o json=FILE has them all", width)
     if result.rows:
-        lines += ["", *_table([HEADINGS, *(cells(row) for row in result.rows)])]
-    return [*lines, "", f" {result.verdict}  {summary_text(result)}   {result.duration_s:.1f}s"]
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(cell) for cell in column if len(cell) <= WIDE) for column in zip(*rows, strict=True)]
-    return [" " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        rows = [HEADINGS, *(cells(row) for row in result.rows)]
+        natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        widths = fitted(natural, NARROWEST, width - 1, 1)
+        lines += ["", *(line for row in rows for line in folded(row, widths, margin=1, gap=1))]
+    return [*lines, "", *wrapped(f" {result.verdict}  {decision_text(result)}   {result.duration_s:.1f} s", width)]

@@ -200,7 +200,7 @@ def test_command_says_what_is_new_and_writes_reports(tmp_path: Path, capsys: pyt
     asked = [part for name, path in files.items() for part in ("-o", f"{name}={path}")]
     assert run(["compare", *runs, *asked]) == 1
     said = capsys.readouterr().out
-    assert " new           1\n" in said and FOREIGN.replay in said and said.endswith(" exit 1\n")
+    assert " new          1\n" in said and FOREIGN.replay in said and said.endswith(" exit 1\n")
     assert all(path.is_file() for path in files.values())
     assert json.loads(files["json"].read_text())["rows"][0]["state"] == "new"
     assert run(["compare", *reversed(runs)]) == 0

@@ -15,6 +15,7 @@ from rigs.literal_record import CODE, FINDINGS, LINES, MUTANTS, PASSED, UNJUDGED
 from kvcheck.commands.gate import result_lines
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Verdict
+from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.pages import markdown
 from kvcheck.core.report.gate.pages import render as page
@@ -155,10 +156,24 @@ def test_a_cell_that_ran_too_little_is_a_gap(schedules: int, least: int | None, 
 def test_every_report_says_how_much_ran_and_of_which_build() -> None:
     result = gate(covered(4), KILLED, bench_run(bench_row()))
     for text in ("\n".join(result_lines(result)), markdown(result), page(result)):
-        assert "4 of 24 schedules in 1 cell" in text and "not tried: delay in 1 cell" in text and "3f2c1ab03f2c" in text
+        assert "4 schedules of 24 planned (16 %) in 1 cell" in text and "a pass needs" in text
+        assert "not tried: delay in 1 cell" in text and "3f2c1ab03f2c" in text
     plain = json.loads(result.to_json())["runs"][0]
     assert (plain["schedules"], plain["wanted"], plain["fewest"]) == (4, 24, 4)
     assert plain["not_tried"] == {"delay": 1, "random": 1} and plain["identity"]["code"] == CODE
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_fits_the_terminal_but_for_commands_and_ends_in_a_decision(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    budget = Budget(case="read", arm="packed", baseline="views", max_ratio=2.0)
+    gaps, whole = gate(covered(2), KILLED), gate(covered(4), bench_run(bench_row()), budgets=(budget,))
+    for result, decision in ((gaps, "no decision"), (whole, "this change may be merged")):
+        lines = result_lines(result)
+        assert [line for line in lines if len(line) > width and "next: kvcheck" not in line] == []
+        assert decision in lines[-1] + lines[-2]
 
 
 def test_gate_takes_options_and_refuses_what_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

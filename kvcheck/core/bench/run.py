@@ -116,7 +116,9 @@ def _rounds(
     for number in range(1, plan.rounds_max + 1):
         for each in [each for each in samples if not each.is_told]:
             if progress is not None:
-                progress(f"{each.point.case}, {each.point.size}: round {number} of {plan.rounds_min} or more")
+                progress(
+                    f"{each.point.case}, {each.point.size}: round {number} of {plan.rounds_min} to {plan.rounds_max}"
+                )
             try:
                 with time_limit(deadline):
                     each.add_round(random)

@@ -64,8 +64,8 @@ class GateTally:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """server: engine and version; with a server, schedules are rounds. cells: without mutants, prices and requirements.
-    fewest: schedules of one cell. wanted: planned schedules; None if no cell has a plan. not_tried: strategies and
-    settings, with the number of cells that lack each."""
+    fewest: schedules of one cell. floors: the least and the most that a pass needs. wanted: planned schedules; None if
+    no cell has a plan. not_tried: strategies and settings, with the number of cells that lack each."""
 
     run_id: str
     identity: Identity | None
@@ -74,6 +74,7 @@ class RunSummary:
     schedules: int
     wanted: int | None
     fewest: int | None
+    floors: tuple[int, int] | None
     not_tried: dict[str, int]
 
 
@@ -286,6 +287,7 @@ def _least(record: RunRecord, row: ScenarioResult, min_schedules: int | None) ->
 
 def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
     covered = [row.coverage for row in cells if row.coverage is not None]
+    floors = [each.floor for each in covered]
     return RunSummary(
         run_id=record.run_id,
         identity=record.identity,
@@ -294,6 +296,7 @@ def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
         schedules=sum(row.schedules for row in cells),
         wanted=sum(each.wanted for each in covered) if covered else None,
         fewest=min((row.schedules for row in cells), default=None),
+        floors=(min(floors), max(floors)) if floors else None,
         not_tried=dict(Counter(name for each in covered for name in each.not_tried)),
     )
 

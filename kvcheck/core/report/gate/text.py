@@ -7,6 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Identity
@@ -15,9 +17,10 @@ from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
 from kvcheck.core.report.prices import ratio_text
 
-NAMED = 8
+NAMED = 4
 
 HEADINGS = ("verdict", "row", "budget", "measured (95 %)", "noise floor", "slower from", "rounds")
+NARROWEST = (12, 20, 8, 8, 6, 6, 6)
 MOST_LINES = 100
 
 
@@ -51,7 +54,7 @@ def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]
         *([conditional] if result.conditional else []),
         *([] if result.baseline is None else [_baseline(result.baseline, has_new=bool(result.integrity))]),
         ("evidence", _evidence(result), tuple(problem_text(each) for each in result.evidence)),
-        ("runs", _schedules(result), tuple(run_text(each) for each in result.runs)),
+        ("runs", f"kvcheck's code here is {short(result.code)}", tuple(run_text(each) for each in result.runs)),
         ("overhead", _overhead(result), (*notes, *(f"warning: {warning}" for warning in result.warnings))),
     )
 
@@ -101,27 +104,26 @@ def _conditional(result: GateResult) -> str:
     return f"{count} under an assumption that the engine does not promise; --fail-on-conditional makes them problems"
 
 
-def _schedules(result: GateResult) -> str:
-    cells = sum(run.cells for run in result.runs)
-    asked = "" if result.min_schedules is None else f", --min-schedules {result.min_schedules}"
-    ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}"
-    return f"{ran}{asked}; kvcheck's code here is {short(result.code)}"
-
-
-def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
+def _some_schedules(runs: Sequence[RunSummary]) -> str:
+    """Return "3 schedules of 24 planned (12 %)"."""
     ran = sum(run.schedules for run in runs)
     wanted = [run.wanted for run in runs if run.cells]
     known = [each for each in wanted if each is not None]
     kinds = {run.server is not None for run in runs if run.cells}
-    if len(kinds) == 2:
-        return f"{ran:,} schedules and rounds"
-    noun = "round" if True in kinds else "schedule"
-    return f"{ran:,} of {counted(sum(known), noun)}" if known and len(known) == len(wanted) else counted(ran, noun)
+    noun = "schedule or round" if len(kinds) == 2 else "round" if True in kinds else "schedule"
+    text = counted(ran, noun)
+    if len(kinds) == 2 or not known or len(known) < len(wanted):
+        return text
+    return f"{text} of {sum(known):,} planned ({_share(ran, sum(known))})"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part // whole} %" if whole else "n/a"
 
 
 def run_text(run: RunSummary) -> str:
     cells = counted(run.cells, "cell") + ("" if run.server is None else f" at {run.server}")
-    parts = [f"{run.run_id}: {_some_schedules((run,))} in {cells}, {run.fewest or 0} or more each"]
+    parts = [f"{run.run_id}: {_some_schedules((run,))} in {cells}, {run.fewest or 0} or more in each"]
     if not run.cells:
         parts = [f"{run.run_id}: no cells"]
     if run.not_tried:
@@ -139,7 +141,21 @@ def _identity(identity: Identity | None) -> list[str]:
 
 
 def _evidence(result: GateResult) -> str:
-    return counted(len(result.evidence), "gap") if result.evidence else "complete"
+    """Return gaps, schedules run of planned, and the least that a pass needs, by cell."""
+    cells = sum(run.cells for run in result.runs)
+    floors = [floor for run in result.runs for floor in run.floors or ()]
+    least = (
+        f"{min(floors)}"
+        if floors and min(floors) == max(floors)
+        else f"{min(floors)} to {max(floors)}"
+        if floors
+        else ""
+    )
+    if result.min_schedules is not None:
+        least = f"{result.min_schedules} by --min-schedules"
+    needed = f", and a pass needs {least} in each" if least else ""
+    ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}{needed}" if cells else "no cell was judged"
+    return f"{counted(len(result.evidence), 'gap') if result.evidence else 'enough'}: {ran}"
 
 
 def _overhead(result: GateResult) -> str:
@@ -152,6 +168,18 @@ def _overhead(result: GateResult) -> str:
 def problem_text(problem: Problem) -> str:
     again = f"; next: {problem.trouble.replay}" if problem.trouble is not None and problem.trouble.replay else ""
     return (problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}") + again
+
+
+DECISIONS = {
+    0: "this change may be merged",
+    1: "do not merge this change",
+    3: "do not merge this change before it is faster, or its budget is larger",
+    4: "no decision: the runs do not suffice",
+}
+
+
+def decision_text(result: GateResult) -> str:
+    return f"{DECISIONS.get(result.exit_code, 'no decision: the gate was interrupted')}: {summary_text(result)}"
 
 
 def summary_text(result: GateResult) -> str:
@@ -168,5 +196,6 @@ def summary_text(result: GateResult) -> str:
     if not result.complete:
         parts.append("interrupted: partial")
     known = 0 if result.baseline is None else result.baseline.count(EntryStatus.KNOWN)
-    nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
-    return ", ".join(parts) or nothing
+    clean = f"nothing new, {counted(known, 'known row')}" if known else "no finding"
+    bare = "" if result.rows else ", overhead was not judged"
+    return ", ".join(parts) or f"{clean}, enough evidence{bare}"
