@@ -91,13 +91,14 @@ def test_only_cells_that_run_the_file_are_run(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     package = next(Path(each) for each in FAKES if Path(each).name == "vllm") / "vllm"
     base = ["probe", f"vllm:{fake}", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
-    assert run([*base, "--format", "json", "--changed", str(package / "v1/kv_offload/cpu/manager.py")]) == 0
+    file = str(package / "v1/kv_offload/cpu/manager.py")
+    assert run([*base, "--format", "json", "--changed", file]) == 0
     told = capsys.readouterr()
     record = json.loads(told.out)
     assert {row["id"] for row in record["scenarios"]} == {"offload/cpu-offload.lru", "offload/cpu-offload.arc"}
     assert any(line.startswith("changed: ") for line in record["warnings"]) and "measuring" in told.err
     assert "folder" not in record["environment"]["engine"]
-    assert run([*base, "--changed", str(package / "__init__.py")]) == 4
+    assert run([*base, "--probe", "blocks", "--changed", file]) == 4
     told = capsys.readouterr()
     assert "measuring" not in told.err and "no probe of vllm" in told.err and not told.out
     assert run(["explain", "cpu-offload"]) == 0
