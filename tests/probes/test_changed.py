@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
 from kvcheck.core.probes.line_map import FileRun, LineMap, load
 from kvcheck.core.run.plan import Plan
 
+pytestmark = pytest.mark.processes  # git
 TEXT = "N = 1\n\n\ndef f(a):\n    if a:\n        a += 1\n    # why\n    return a\n"
 
 
@@ -89,10 +91,14 @@ def test_only_cells_that_run_the_file_are_run(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     package = next(Path(each) for each in FAKES if Path(each).name == "vllm") / "vllm"
     base = ["probe", f"vllm:{fake}", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
-    assert run([*base, "--changed", str(package / "v1/kv_offload/cpu/manager.py")]) == 0
+    file = str(package / "v1/kv_offload/cpu/manager.py")
+    assert run([*base, "--format", "json", "--changed", file]) == 0
     told = capsys.readouterr()
-    assert "measuring" in told.err and "✔lru" in told.out and "blocks" not in told.out and " changed " in told.out
-    assert run([*base, "--changed", str(package / "__init__.py")]) == 4
+    record = json.loads(told.out)
+    assert {row["id"] for row in record["scenarios"]} == {"offload/cpu-offload.lru", "offload/cpu-offload.arc"}
+    assert any(line.startswith("changed: ") for line in record["warnings"]) and "measuring" in told.err
+    assert "folder" not in record["environment"]["engine"]
+    assert run([*base, "--probe", "blocks", "--changed", file]) == 4
     told = capsys.readouterr()
     assert "measuring" not in told.err and "no probe of vllm" in told.err and not told.out
     assert run(["explain", "cpu-offload"]) == 0

@@ -85,7 +85,7 @@ def check_variables(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """traced: as in Ask, in the first schedule of each cell, and in more while `misses` is true of `ran`: lines that ran
+    """traced: as in Ask, in the first schedule of each cell, and in more while `misses` is true of `ran`: lines run
     so far, by cell and file."""
 
     target: str

@@ -72,7 +72,7 @@ def test_the_body_of_a_class_is_no_function_and_a_failure_ends_the_notes(tmp_pat
         with pytest.raises(KeyError):
             module.late()
 
-    assert lines_of(caught, tmp_path)[1] == {str(tmp_path / "a.py"): {26, 28}}
+    assert lines_of(caught, tmp_path)[1] == {"a.py": {26, 28}}
     before = sys.gettrace()
     with pytest.raises(KeyError):
         lines_of(module.late, tmp_path)
