@@ -70,6 +70,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 PLUGIN = ("pytest --kvcheck", "Check pools of your own, in your tests.")
 """The subject that is a plugin of pytest; listed under Check."""
+OPTION_HINTS = {
+    "-q": "for the record alone: --format json",
+    "--quiet": "for the record alone: --format json",
+    "--no-color": "colours are switched off by NO_COLOR=1 in the environment",
+    "--color": "colours are switched on by FORCE_COLOR=1 in the environment",
+}
 PIPE_CLOSED = 141
 """Exit code of a program in a shell whose reader, such as `head`, has gone."""
 
@@ -325,6 +331,8 @@ def _reader_left() -> typer.Exit:
 def _parse_message(error: Any) -> str:
     """Return the parser's error with expected and got, and the place of a value that was not typed."""
     text = str(error.format_message()).rstrip(".")
+    if (hint := OPTION_HINTS.get(getattr(error, "option_name", None) or "")) is not None:
+        return f"No such option: {error.option_name}; {hint}"
     if type(error).__name__ == "MissingParameter" and error.param is not None and error.param.help:
         return f"{text}: {error.param.help.rstrip('.')}"
     rows = getattr(error.__cause__, "errors", None)

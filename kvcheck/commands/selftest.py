@@ -22,8 +22,11 @@ from kvcheck.commands.options import (
     draw_seed,
 )
 from kvcheck.commands.targets import target_of
+from kvcheck.commands.terminal import columns
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.report.screen import MARK, labelled
+from kvcheck.core.report.wording import folded
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
 
@@ -67,7 +70,8 @@ def selftest(
     plan = {"schedules": schedules, "mutants": [each.name for each in chosen], "device": device}
     session = asked.session(drawn=drawn, plan=plan)
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
-    session.say()
+    for line in folded(HEADS, WIDTHS, margin=1, gap=1):
+        session.say(line)
     interrupted = False
     first = MutantTask(schedules=schedules, device=device, until=asked.until, max_time_s=max_time or 0.0)
     tasks = [dataclasses.replace(first, mutant=each.name, line=_line(each, drawn)) for each in chosen]
@@ -106,8 +110,13 @@ def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResu
         yield judge_in_time(task, target_of, workloads=workloads)
 
 
+HEADS = ("", "mutant", "outcome", "found by", "in schedule")
+WIDTHS = (1, 31, 13, 17, 11)
+
+
 def _row(result: MutantResult) -> list[str]:
-    word = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}[result.verdict]
-    text = f" {word}  {result.name:<30} bug {result.bug}  {result.outcome:<16} by {result.killed_by or '-':<18}"
-    text += f" schedule {result.schedules}"
-    return [text, f"       {result.message}"] if result.message else [text]
+    found = (MARK[result.verdict], result.name, result.outcome, result.killed_by or "-", f"{result.schedules}")
+    return [
+        *folded(found, WIDTHS, margin=1, gap=1),
+        *(labelled("", result.message, columns()) if result.message and result.verdict is not Verdict.PASS else []),
+    ]

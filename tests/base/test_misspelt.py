@@ -11,7 +11,13 @@ MANY = [f"name-{number}" for number in range(LISTED_NAMES + 1)]
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("retract-resum", "'retract-resume'"), ("RETRACT-RESUME", "'retract-resume'"), ("kv102", "'KV102'"), ("xyz", "")],
+    [
+        ("retract-resum", "'retract-resume'"),
+        ("RETRACT-RESUME", "'retract-resume'"),
+        ("kv102", "'KV102'"),
+        ("resum", "'retract-resume'"),
+        ("xyz", ""),
+    ],
 )
 def test_the_nearest_name_is_told_case_aside(name: str, near: str) -> None:
     hint = did_you_mean(name, ["retract-resume", "hicache", "KV102"])

@@ -15,7 +15,7 @@ from kvcheck.core.base.errors import UsageError
 
 LISTED_NAMES = 20  # names that one line of a terminal still shows
 LEAST_START, MOST_NEAR = 3, 3
-"""Least length of a prefix that suggests names, and most names suggested."""
+"""Least length of a part that suggests names, and most names suggested."""
 T = TypeVar("T")
 
 
@@ -23,7 +23,10 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     folded = {each.casefold(): each for each in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1)
     if not near and len(name) >= LEAST_START:
-        near = [each for each in folded if each.startswith(name.casefold())][:MOST_NEAR]
+        parts = {part for each in folded for part in each.split("-")}
+        part = difflib.get_close_matches(name.casefold(), sorted(parts), n=1, cutoff=0.8)
+        near = [each for each in folded if name.casefold() in each or (part and part[0] in each.split("-"))]
+        near = near[:MOST_NEAR]
     return f"; did you mean {' or '.join(repr(folded[each]) for each in near)}?" if near else ""
 
 
