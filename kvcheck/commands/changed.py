@@ -161,7 +161,7 @@ def _hunks(diff: str) -> dict[str, list[tuple[int, int]]]:
 def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -> ChangedFile:
     inside, outside = code_lines(folder / name)
     lines = sorted(inside | outside)
-    parts = {(line,) for line in inside} if hunks is None else set()
+    parts: set[tuple[int, ...]] = {(line,) for line in inside} if hunks is None else set()
     for first, count in hunks or ():
         behind = first + max(count, 1)
         at, end = bisect_left(lines, first), bisect_left(lines, behind)
@@ -181,7 +181,7 @@ def code_lines(path: Path) -> tuple[set[int], set[int]]:
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path}: cannot be compiled: {error}") from error
     except OSError as error:
-        raise UsageError(why_unread(path, error)) from error
+        raise UsageError(f"{path}: {why_unread(error)}") from error
     inside: set[int] = set()
     outside: set[int] = set()
     while left:

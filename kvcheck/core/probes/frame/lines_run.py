@@ -52,7 +52,7 @@ def lines_of(run: Callable[[], T], folder: Path, files: Sequence[str] = ("",)) -
         result = run()
     finally:
         sys.settrace(before)
-        threading.settrace(before_of_threads)  # type: ignore[arg-type]
+        threading.settrace(before_of_threads)
     return result, {name: lines for name, lines in seen.items() if lines}
 
 
