@@ -367,14 +367,10 @@ def screen_lines(
     record: RunRecord, width: int, reviewed: Reviewed, *, untried: Sequence[str] = (), is_kept: bool = True
 ) -> list[str]:
     """Return the screen of a run that has ended. untried: notes for its reader. is_kept: its record is stored."""
-    is_priced = bool(record.bench) and server_of(record) is None
-    grid = [] if is_priced else grid_lines(record, width)
-    below = [*below_lines(record, width, untried), *unknown_lines(record, width)] if grid else []
+    grid = [] if record.bench and server_of(record) is None else grid_lines(record, width)
+    below = [*(below_lines(record, width, untried) if grid else ()), *unknown_lines(record, width)]
     if record.bench:
-        below += [
-            *(unknown_lines(record, width) if is_priced else ()),
-            *labelled("in short", in_short(record.bench), width),
-        ]
+        below += labelled("in short", in_short(record.bench), width)
     causes = cause_lines(record, width, reviewed, is_kept=is_kept)
     parts = [*grid, *([""] if grid else []), *below, *([""] if below else []), *causes]
     return [*parts, verdict_line(record)]
