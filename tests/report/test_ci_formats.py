@@ -17,13 +17,13 @@ from rigs.live_record import LIVE
 
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict
 from kvcheck.core.report import GATE_WRITERS, WRITERS
-from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
+from kvcheck.core.report.ci import to_ctrf, to_github, to_gitlab, to_junit, to_sarif
 from kvcheck.core.report.ci.outcome import of_record
 from kvcheck.core.report.ci.trouble import TroubleKind
 from kvcheck.core.report.gate.pages import markdown as gate_markdown
 from kvcheck.core.report.markdown import code_block, code_span, escaped
 
-FORMATS = ("junit", "github", "gitlab", "sarif")
+FORMATS = ("ctrf", "junit", "github", "gitlab", "sarif")
 BAD = "<b>&amp; \"q\" 'a' ]]> 50% %0A::error title=x::y\r\n::error::z\t\x00\x1b[31m\ud800\ufffe 🙈 ##[error]w"
 CELL = "retract-resume/glm-5.1-tiny"
 
@@ -69,6 +69,7 @@ RECORDS: dict[str, tuple[RunRecord, Verdict]] = {
     ),
 }
 WRITTEN = {
+    "ctrf": to_ctrf.render,
     "junit": to_junit.render,
     "github": to_github._lines,
     "gitlab": to_gitlab.render,
@@ -78,6 +79,8 @@ WRITTEN = {
 
 def is_red(format_name: str, text: str) -> bool:
     """What the CI system makes of the file."""
+    if format_name == "ctrf":
+        return any(test["status"] not in ("passed", "skipped") for test in ci_readers.ctrf(text))
     if format_name == "junit":
         suite = ci_readers.junit(text)
         return suite.get("failures") != "0" or suite.get("errors") != "0"
@@ -125,6 +128,7 @@ def test_twenty_symptoms_are_one_entry(format_name: str) -> None:
     assert [(each.code, each.seen) for each in outcome.troubles] == [("KV102", "1 time; symptoms: KV501 x20")]
     text = WRITTEN[format_name](outcome)
     named = {
+        "ctrf": lambda: [each["message"] for each in ci_readers.ctrf(text) if each["status"] == "failed"],
         "junit": lambda: [each.get("type") for each in ci_readers.junit(text).iter("failure")],
         "github": lambda: [title for level, title, _ in ci_readers.github(text) if level == "error"],
         "gitlab": lambda: [each["check_name"] for each in ci_readers.gitlab(text)],

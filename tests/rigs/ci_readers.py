@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 COUNT = re.compile(r"\d+")
 SECONDS = re.compile(r"\d+(\.\d{1,3})?")
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+CTRF_STATUSES = ("passed", "failed", "pending", "skipped", "other")
 ANY = re.compile(r".*", re.DOTALL)
 JUNIT: dict[str, tuple[dict[str, re.Pattern[str]], set[str], set[str]]] = {
     # element: (attributes, those that have to be there, children)
@@ -35,6 +36,21 @@ JUNIT: dict[str, tuple[dict[str, re.Pattern[str]], set[str], set[str]]] = {
     **{name: ({"type": ANY, "message": ANY}, {"type", "message"}, set()) for name in ("failure", "error")},
     **{name: ({}, set(), set()) for name in ("system-out", "system-err")},
 }
+
+
+def ctrf(text: str) -> list[dict[str, Any]]:
+    """The tests of a CTRF file, as its schema 0.0 has them."""
+    document = json.loads(text)
+    assert document["reportFormat"] == "CTRF" and re.fullmatch(r"\d+\.\d+\.\d+", document["specVersion"])
+    results = document["results"]
+    tests: list[dict[str, Any]] = results["tests"]
+    counts = {status: sum(test["status"] == status for test in tests) for status in CTRF_STATUSES}
+    summary = {name: results["summary"][name] for name in ("tests", *CTRF_STATUSES)}
+    assert summary == {"tests": len(tests), **counts} and results["tool"]["name"] == "kvcheck"
+    assert 0 <= results["summary"]["start"] <= results["summary"]["stop"]
+    for test in tests:
+        assert isinstance(test["duration"], int) and test["name"] and test["suite"]
+    return tests
 
 
 def junit(text: str) -> ElementTree.Element:

@@ -32,6 +32,10 @@ WRITERS: Registry[Callable[[RunRecord, Path], None]] = Registry(
             "kvcheck.core.report.ci.to_junit:write",
             "Writes JUnit XML: a test case for each cell; UNKNOWN is an error. In a folder it is junit.xml.",
         ),
+        "ctrf": (
+            "kvcheck.core.report.ci.to_ctrf:write",
+            "Writes CTRF, the JSON of CI dashboards; UNKNOWN is other. In a folder it is ctrf-report.json.",
+        ),
         "github": (
             "kvcheck.core.report.ci.to_github:write",
             "Writes workflow commands of GitHub Actions. github=- prints them, and adds to $GITHUB_STEP_SUMMARY.",
@@ -57,6 +61,7 @@ GATE_WRITERS: Registry[Callable[[GateResult, Path], None]] = Registry(
         ),
         "html": "kvcheck.core.report.gate.pages:write",
         "junit": "kvcheck.core.report.ci.to_junit:write",
+        "ctrf": "kvcheck.core.report.ci.to_ctrf:write",
         "github": "kvcheck.core.report.ci.to_github:write",
         "gitlab": "kvcheck.core.report.ci.to_gitlab:write",
         "sarif": "kvcheck.core.report.ci.to_sarif:write",
@@ -87,12 +92,13 @@ FILES = {
     "csv": ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "situations.csv", "mutants.csv", "bench.csv"),
     "html": ("report.html",),
     "junit": ("junit.xml",),
+    "ctrf": ("ctrf-report.json",),
     "github": ("github.txt",),
     "gitlab": ("gl-code-quality-report.json",),
     "sarif": ("kvcheck.sarif",),
 }
 
-ENDINGS = {"junit": "junit.xml", "github": "github.txt", "gitlab": "gitlab.json"}
+ENDINGS = {"ctrf": "ctrf.json", "junit": "junit.xml", "github": "github.txt", "gitlab": "gitlab.json"}
 """Endings of file names, for formats whose ending is not the format's name."""
 
 STDOUT = Path("-")
