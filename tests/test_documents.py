@@ -23,7 +23,7 @@ TOPS = ("*.md", "reports/*.md", *(f"{folder}/**/*.md" for folder in FOLDERS))
 DOCUMENTS = sorted(
     path.relative_to(PROJECT).as_posix() for top in TOPS for path in PROJECT.glob(top) if path.name != "CHANGELOG.md"
 )
-LINES_AT_MOST = {"README.md": 150, "ARCHITECTURE.md": 120, "HACKING.md": 70}
+LINES_AT_MOST = {"README.md": 150, "ARCHITECTURE.md": 120, "HACKING.md": 70, "AGENTS.md": 60}
 
 MADE_LATER = {  # what a command makes, by its first part, or by its name: the reason
     "runs": "where kvcheck writes runs",
