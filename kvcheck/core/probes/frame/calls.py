@@ -18,11 +18,12 @@ ENDS = 2
 
 def under_way(package: str) -> Call:
     """Return the package's functions on the stack of this thread."""
-    found, frame = [], sys._getframe(1)
+    found: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_of(frame, package):
             found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(reversed(found))
 
 

@@ -102,7 +102,7 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations that may make a device tensor without having one as an argument."""
 
     def __init__(self, package: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._package = package
 
     @classmethod
