@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +14,7 @@ from kvcheck.core.probes.frame.buffer_views import inventory
 from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt, fitted
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.frame.probe import Rig, run
+from kvcheck.core.probes.frame.probe import Rig, Stop, run
 from kvcheck.core.probes.frame.streams import LAZY, RANDOM, Machine, SideEvent, SideStream
 from kvcheck.core.probes.frame.stubs import ASKERS, Stubs
 from kvcheck.core.probes.frame.wire import decode
@@ -40,8 +41,20 @@ def stubs() -> Iterator[Stubs]:
 
 def as_module(name: str, source: str) -> ModuleType:
     module = ModuleType(name)
-    exec(source, module.__dict__)
+    exec(compile(source, f"/of/a/user/{name.replace('.', '/')}.py", "exec"), module.__dict__)
     return module
+
+
+def rig_of(subject: str, machine: Machine) -> Rig:
+    return Rig(
+        package=ENGINE,
+        names=Names({}),
+        machine=machine,
+        stubs=Stubs(ENGINE, ()),
+        subject=subject,
+        schedule=0,
+        mix=Rng(1),
+    )
 
 
 def queued(machine: Machine, order: str, seed: int = 1) -> tuple[list[int], list[SideEvent]]:
@@ -195,6 +208,62 @@ def test_a_conditional_finding_stands_in_no_other_ones_way() -> None:
     assert [each.condition for each in judge.findings] == ["lists differ", None]
 
 
+CONTROLLER = """\
+class Controller:
+    def write(self, copy, left):
+        self.start(copy, left)
+
+    def start(self, copy, left):
+        return [self.write(copy, left - 1) if left else move(copy) for _ in range(1)]
+
+    def look(self, fails):
+        return 1 / (not fails)
+
+
+def move(copy):
+    copy()
+"""
+
+
+def called(rig: Rig, code: str) -> object:
+    rig.judge.find(code, "contract", "wrong")
+    (found,) = [each for each in rig.judge.findings if each.code == code]
+    return (found.minimal or {}).get("called")
+
+
+@pytest.mark.parametrize(
+    ("left", "chain"),
+    [(0, "Controller.write > start > move"), (2, "Controller.write > start > … > start > move")],
+)
+def test_finding_names_the_functions_of_a_recorded_operation(left: int, chain: str, machine: Machine) -> None:
+    rig, engine = rig_of("", machine), as_module(f"{ENGINE}.part", CONTROLLER).Controller()
+    rig.measured(lambda: engine.write(rig.record, left), "write")
+    rig.measured(lambda: engine.look(False), "look", is_aside=True)
+    assert called(rig, "KV301") == f"{chain}   {ENGINE}/part.py:13"
+
+
+def test_finding_without_an_operation_names_the_function_that_was_called_last(machine: Machine) -> None:
+    rig, engine = rig_of("", machine), as_module(f"{ENGINE}.part", CONTROLLER).Controller()
+    assert called(rig, "KV301") is None, "nothing was called"
+    rig.measured(lambda: engine.write(rig.record, 0), "write")
+    rig.measured(lambda: engine.write(lambda: None, 0), "write")
+    assert called(rig, "KV302") == f"Controller.write   {ENGINE}/part.py:2"
+    with pytest.raises(Stop):
+        rig.measured(lambda: engine.look(True), "look", is_aside=True)
+    assert (rig.judge.findings[-1].minimal or {})["called"] == f"Controller.look   {ENGINE}/part.py:9"
+    assert sys.getprofile() is None
+
+
+def test_finding_keeps_what_it_names_itself(machine: Machine) -> None:
+    rig, engine = rig_of("", machine), as_module(f"{ENGINE}.part", CONTROLLER).Controller()
+    rig.measured(lambda: engine.look(False), "look")
+    rig.judge.find("KV303", "contract", "wrong", minimal={"called": "other   x.py:1"})
+    assert rig.judge.findings[0].minimal == {"called": "other   x.py:1"}
+    other = ProbeJudge()
+    other.find("KV303", "contract", "wrong")
+    assert other.findings[0].minimal is None
+
+
 class Empty:
     def needs(self, subject: str) -> tuple[str, ...]:
         return ()
@@ -208,15 +277,7 @@ class Empty:
 
 @pytest.mark.parametrize(("subject", "why"), [("driven", "nothing was judged"), ("idle", "judged nothing")])
 def test_probe_without_evidence_is_no_pass(subject: str, why: str, machine: Machine) -> None:
-    rig = Rig(
-        package=ENGINE,
-        names=Names({}),
-        machine=machine,
-        stubs=Stubs(ENGINE, ()),
-        subject=subject,
-        schedule=0,
-        mix=Rng(1),
-    )
+    rig = rig_of(subject, machine)
     assert why in str(run(Empty(), rig)) and rig.judge.evidence().words_verified == {}
 
 

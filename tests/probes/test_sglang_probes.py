@@ -20,6 +20,7 @@ from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.runner import ProbeRunner
 from kvcheck.core.run.plan import Plan
 
+SOURCES = Path(__file__).parents[1] / "fakes" / "sglang"
 SCHEDULES = 4
 GOOD = ""
 FAULTS = [
@@ -57,6 +58,27 @@ FAULTS = [
     ("list-changed", "host-copy.nsa-direct", {"KV301", "KV302", "KV304"}),
 ]
 """Fault, shape and codes; with a question mark where a finding needs an assumption outside the engine's contract."""
+CALLED = [
+    ("index-lost", "retract.nsa", "Req.load_kv_cache", "schedule_batch.py", "def load_kv_cache"),
+    ("family-raises", "retract.nsa", " > NSATokenToKVPool.get_cpu_copy", "memory_pool.py", "raise"),
+    ("views", "metadata.get-buf", "MetadataBuffers.get_buf", "utils.py", "def get_buf"),
+    ("no-wait", "layer-wait.nsa", "NSATokenToKVPool.get_index_buffer", "memory_pool.py", "def get_index_buffer"),
+    ("moved-in-place", "index-moves.hybrid-kernel", ".write > move > move_indices", "cache_controller.py", ".to("),
+    (
+        "wrong-pairing",
+        "index-moves.mamba-tree-direct",
+        ".backup_from_device_all_layer",
+        "cache_controller.py",
+        "pool.backup",
+    ),
+    ("state-result-lost", "state-failure.nsa", "MooncakeKVManager.transfer_worker > send", "conn.py", "transfer"),
+    ("pages-by-tokens", "token-moves.nsa", "NSATokenToKVPool.move_kv_cache", "memory_pool.py", "def move_kv_cache"),
+    ("no-gate", "agreement.metadata", "DecodeTransferQueue.pop_transferred", "decode.py", "def pop_transferred"),
+    ("early-ack", "host-copy.nsa-direct", "CopyController.write > HostPool.backup", "memory_pool_host.py", "transfer"),
+    ("load-overtakes", "host-copy.nsa-direct", "CopyController.start_loading > HostPool.load", "_host.py", "transfer"),
+    ("ack-lost", "host-copy.nsa-direct", "CopyController.start_loading", "copy_controller.py", "def start_loading"),
+]
+"""Fault, shape, the end of the functions that the first finding names, their file, and part of the line named there."""
 WRONG_PREFIXES = {
     "frees-twice": "KV402",
     "lock-stays": "KV401",
@@ -118,6 +140,34 @@ def test_fault_alone_is_found(child: EngineProcess, fake: Path, fault: str, shap
     put_fault(fake, fault)
     bad = first_bad(child, shape)
     assert {f"{finding.code}{'?' * bool(finding.condition)}" for finding in bad.findings} == codes, bad
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("fault", "shape", "chain", "file", "part"), CALLED)
+def test_finding_names_functions_of_the_engine(
+    child: EngineProcess, fake: Path, fault: str, shape: str, chain: str, file: str, part: str
+) -> None:
+    put_fault(fake, fault)
+    (first, *_), again = first_bad(child, shape).findings, first_bad(child, shape).findings
+    assert first.minimal is not None and first.minimal == again[0].minimal
+    names, place = str(first.minimal["called"]).split("   ")
+    path, line = place.rsplit(":", 1)
+    assert names.endswith(chain) and path.startswith("sglang/srt/") and path.endswith(file)
+    assert part in (SOURCES / path).read_text().splitlines()[int(line) - 1]
+
+
+@pytest.mark.processes
+def test_a_replay_in_another_environment_names_the_same_functions(
+    child: EngineProcess, fake: Path, tmp_path: Path
+) -> None:
+    put_fault(fake, "early-ack")
+    elsewhere = parse_target(f"sglang:{environment(tmp_path / 'env', 'early-ack')}").start(Patience())
+    try:
+        asks = [ask_of("host-copy.nsa-direct", number) for number in range(SCHEDULES)]
+        replies = [child.ask(ask).findings for ask in asks]
+        assert any(replies) and replies == [elsewhere.ask(ask).findings for ask in asks]
+    finally:
+        elsewhere.close()
 
 
 @pytest.mark.processes

@@ -165,6 +165,7 @@ def test_fingerprints_stay_from_run_to_run_and_tell_places_apart() -> None:
     first = prints(finding(1))
     later = finding(7, page=3, row=9, layer=1, request=4, seen_request=2, message="other words", schedule="x:y=2")
     assert prints(replace(later, id="20270101-000000-aaaa.7"), run_id="20270101-000000-aaaa") == first
+    assert prints(finding(1, minimal={"called": "Pool.load   engine/pool.py:7"})) == first
     others = [finding(1, buffer="latent"), finding(1, code="KV104"), finding(1, tier="host")]
     assert len({first[0], *(prints(each)[0] for each in others)}) == 4
     apart = {"earlier": {"operation": "hicache.load"}, "later": {"operation": "decode.read"}}

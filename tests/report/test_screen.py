@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 
 import pytest
 from rigs.literal_record import FAILED, FOREIGN, PASSED
 
 from kvcheck.core.base.record import Coverage, Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.ci import to_github
+from kvcheck.core.report.ci.outcome import of_record
 from kvcheck.core.report.screen import MARK, entries_of, grid_lines, screen_lines, short_count
+from kvcheck.core.report.to_html import render
 from kvcheck.core.run.cell import STOPPED
 
 WIDTHS = (80, 100, 120, 160)
@@ -125,6 +129,15 @@ def test_one_code_in_many_cells_is_one_entry_and_other_codes_of_these_cells_are_
     (head,) = [line for line in lines if "KV301" in line and "✘" in line]
     assert "3 cells: hicache/host-copy.mha-kernel" in head and head.endswith("5 findings")
     assert "    beside    KV102 x2" in lines
+
+
+def test_functions_of_an_engine_are_on_the_screen_in_the_page_and_in_markdown() -> None:
+    call = {"called": "Controller.write > move_indices   engine/controller.py:532"}
+    record = replace(ENGINE, findings=(found(1, "KV301", PROBES[0], minimal=call),), verdict=Verdict.FAIL, exit_code=1)
+    assert f"    called    {call['called']}" in screen_lines(record, 100, {})
+    page = render(record)
+    assert "<dt>called</dt>" in page and "smallest failing case" not in page
+    assert f"called {call['called']}" in unescape(to_github.summary(of_record(record)))
 
 
 def test_a_condition_is_one_line_and_no_symptom_of_a_failure() -> None:

@@ -432,7 +432,7 @@ class HostCopyScene:
                 if self.reads_lists:
                     self.catch_up()
         with machine.on(stream), self.tier.copies.lent_to(self.tier.modules):
-            result = self.rig.measured(work, what)
+            result = self.rig.measured(work, what, is_aside=what == "evict_host")
         if self.is_at_once:
             machine.settle()
         return result

@@ -133,7 +133,7 @@ class Tree:
         self.rig.measured(self.cache.ready_to_load_host_cache, f"{self.name}: ready_to_load_host_cache")
 
     def settle(self) -> None:
-        self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
+        self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events", is_aside=True)
 
     def lists(self) -> Iterator[ListedIndices]:
         """A compiled core shows no nodes: of it, the device lists of each known prefix."""
