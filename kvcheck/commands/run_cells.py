@@ -129,7 +129,7 @@ def run_cells(
     interrupted = _collect(session, tasks, workers, asked.limit(is_once=is_once, beside_s=beside.cpu_s), engine)
     _tell_end(session, base.mutant, asked.max_time, interrupted=interrupted)
     shown = of_row if base.own_target or row.tells_notes or base.on_device else ()
-    session.untried = [*absent, *shown, *beside.untried]
+    session.untried += [*absent, *shown, *beside.untried]
     if change is not None and engine is not None:
         _tell_change(session, change, engine, interrupted=interrupted)
     return asked.close(session, interrupted=interrupted)
@@ -248,6 +248,7 @@ def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
         cell.notes += [report.note] * report.is_note_told
+        session.untried += [report.note] * report.is_note_told
     if report.error is not None:
         _child_died(session, cell, report)
         return

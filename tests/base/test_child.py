@@ -66,9 +66,11 @@ WORKERS = "retract-resume --shape glm-5.1-tiny --shape deepseek-v3.2-tiny --sche
     ("command", "code", "told"),
     [
         pytest.param(f"stress {WORKERS} --mutant offload-skips-index-buffer", 1, "KV102", id="workers"),
-        pytest.param(f"stress {PAIR} tcp", 0, "1 passed", id="ranks"),
-        pytest.param(f"stress {PAIR} mooncake", 0, "1 passed", id="engines of ranks", marks=pytest.mark.mooncake),
-        pytest.param("probe sglang:ENV --probe pool-copy.mha --schedules 12 --seed 1", 0, "1 passed", id="an engine"),
+        pytest.param(f"stress {PAIR} tcp", 0, "1 cell passed", id="ranks"),
+        pytest.param(f"stress {PAIR} mooncake", 0, "1 cell passed", id="engines of ranks", marks=pytest.mark.mooncake),
+        pytest.param(
+            "probe sglang:ENV --probe pool-copy.mha --schedules 12 --seed 1", 0, "1 cell pass", id="an engine"
+        ),
     ],
 )
 def test_children_are_the_kvcheck_that_was_started(

@@ -59,8 +59,7 @@ def test_one_server_is_compared_with_and_without_reuse(engine: str, ask: Asked) 
     seen = {row.id: row.evidence.observed for row in record.scenarios}
     assert seen["integrity/reuse"]["hit"] > 0 == seen["integrity/fresh"]["hit"]
     assert all(row.device == engine and row.shape == "llama-4x4x64" and row.size == "8x96+6@2" for row in record.bench)
-    rows = [line.split() for line in said.splitlines() if line.startswith(" PASS  serve-")]
-    assert [row[1:] for row in rows] == [[case, "6", "rounds"] for case in SERVE_CASES], "no words and no seconds"
+    assert all(f"\n {case}, " in said for case in SERVE_CASES), said
     assert ask.server_facts()["engine"] == engine
 
 

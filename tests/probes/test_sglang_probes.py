@@ -105,7 +105,11 @@ NO_EVIDENCE = [
 ]
 BROKEN = {
     "garbage": ("echo Python 2.7", "said 'Python 2.7\\n', which is no answer", "none"),
-    "no greeting": ("""echo '{"ask": {"probe": "x", "subject": "y", "seed": 1, "schedule": 0}}'""", "said ask", "none"),
+    "no greeting": (
+        """echo '{"ask": {"probe": "x", "subject": "y", "seed": 1, "schedule": 0, "traced": []}}'""",
+        "said ask",
+        "none",
+    ),
     "death": ("echo out of luck >&2; exit 3", "ended with status 3: getting ready", "out of luck"),
     "closed output": ("echo bye >&2; exec >&-; sleep 60", "closed its output and did not end: getting ready", "bye"),
     "silence": ("echo thinking >&2; sleep 60", "said nothing for 0.5 s: getting ready", "thinking"),
@@ -355,7 +359,7 @@ def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.Capt
     base = ["probe", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]
     assert run([*base, "--probe", "retract.nsa"]) == 4
     out = capsys.readouterr().out
-    assert "KV990: cannot drive: this release has no pool.nsa (tried sglang.srt.mem_cache.memory_pool:NSATokenT" in out
+    assert "cannot drive: this release has no pool.nsa (tried sglang.srt.mem_cache.memory_pool:NSATokenT" in out
 
 
 @pytest.mark.processes

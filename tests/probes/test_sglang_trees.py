@@ -108,7 +108,7 @@ def test_slots_of_a_match_are_listed_in_each_releases_words(kind: type[ByNode | 
         "tree.components": (f"{__name__}:Parts",),
         "tree.path-slots": (f"{__name__}:{kind.__name__}.path_device_indices",),
     }
-    rig: Any = SimpleNamespace(names=Names(table), measured=lambda call, _: call())
+    rig: Any = SimpleNamespace(names=Names(table), measured=lambda call, _, **how: call())
     tree = Tree(
         rig=rig, device="cpu", cache=kind(), name="a tree", allocator=None, states=None, hosts={}, known=[PREFIX]
     )

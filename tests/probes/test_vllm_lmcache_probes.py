@@ -108,7 +108,7 @@ def test_scenarios_are_run_and_replayed(fake: Path, tmp_path: Path, capsys: pyte
     assert run([*asked, "prefix-cache", "--schedules", "2", *out]) == 1
     (path,) = tmp_path.glob("*/run.json")
     line = read_record(path).findings[0].schedule
-    assert line.startswith("prefix-cache:") and "repro   kvcheck replay " in capsys.readouterr().out
+    assert line.startswith("prefix-cache:") and "again     kvcheck replay " in capsys.readouterr().out
     assert run(["replay", line, "--times", "3"]) == 1
     assert "STILL FAILS 3/3" in capsys.readouterr().out
     assert run([*asked, "nvlink-aux", *out]) == 2

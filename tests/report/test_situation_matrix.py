@@ -71,9 +71,9 @@ def test_a_green_run_that_was_cut_short_says_how_much_it_left_out() -> None:
     record = record_of("retract-resume", COUNTS)
     (row,) = record.scenarios
     cut = replace(record, scenarios=(replace(row, coverage=Coverage(wanted=24, floor=3)),))
-    *_, left, again = below_lines(cut, 120, ())
+    *_, left, again = below_lines(cut, 120)
     assert left == " not tried    21 of 24 planned schedules" and "go on: kvcheck stress" in again
     whole = replace(row, schedules=24, coverage=Coverage(wanted=24, floor=3))
     failed = replace(row, verdict=Verdict.FAIL, coverage=Coverage(wanted=24, floor=3))
     for each in (replace(cut, complete=False), LIVE, *(replace(record, scenarios=(row,)) for row in (whole, failed))):
-        assert not any("not tried" in line for line in below_lines(each, 120, ()))
+        assert not any("not tried" in line for line in below_lines(each, 120))

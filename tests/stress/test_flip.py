@@ -250,8 +250,8 @@ def test_stress_prints_the_proof_and_its_line_which_is_fixed_without_the_bug(
 ) -> None:
     assert run(["stress", "--mutant", RACE, "--seed", "1", "--out", str(tmp_path), "--no-reports"]) == 1
     printed = capsys.readouterr().out
-    assert "\n    proof   in the other order request " in printed
-    assert re.search(r"\n    shown   kvcheck replay \S+#1:proof --out ", printed)
+    assert "\n    proof     in the other order request " in printed
+    assert re.search(r"\n    shown     kvcheck replay \S+#1:proof --out ", printed)
     (path,) = tmp_path.glob("*/run.json")
     proofs = [each.minimal for each in read_record(path).findings if each.minimal and "replay" in each.minimal]
     (proof,) = proofs

@@ -143,7 +143,7 @@ def labelled(label: str, text: str, width: int, most: int | None = None) -> list
     return lines or [f" {label}"]
 
 
-def below_lines(record: RunRecord, width: int, untried: Sequence[str]) -> list[str]:
+def below_lines(record: RunRecord, width: int) -> list[str]:
     """Return what was compared, not reached and not tried."""
     lines = labelled("compared", compared_text(record), width, 2)
     situations = situation_view(record)
@@ -152,13 +152,17 @@ def below_lines(record: RunRecord, width: int, untried: Sequence[str]) -> list[s
         missing = int(known) - int(reached)
         named = "; ".join(situations.never)
         lines += labelled("not reached", f"{missing} of {counted(int(known), 'situation')}: {named}", width, 2)
-    lines += _not_tried(record, width)
-    for note in untried[:MOST_NOTES]:
+    return lines + _not_tried(record, width)
+
+
+def note_lines(notes: Sequence[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for note in notes[:MOST_NOTES]:
         label, _, text = note.partition(": ")
         label, text = (label, text) if label in NOTED else ("note", note)
         lines += labelled(label, text, width, 2)
-    if len(untried) > MOST_NOTES:
-        lines += labelled("", f"and {len(untried) - MOST_NOTES} more: see the report", width)
+    if len(notes) > MOST_NOTES:
+        lines += labelled("", f"and {len(notes) - MOST_NOTES} more: see the report", width)
     return lines
 
 
@@ -368,7 +372,7 @@ def screen_lines(
 ) -> list[str]:
     """Return the screen of a run that has ended. untried: notes for its reader. is_kept: its record is stored."""
     grid = [] if record.bench and server_of(record) is None else grid_lines(record, width)
-    below = [*(below_lines(record, width, untried) if grid else ()), *unknown_lines(record, width)]
+    below = [*(below_lines(record, width) if grid else ()), *note_lines(untried, width), *unknown_lines(record, width)]
     if record.bench:
         below += labelled("in short", in_short(record.bench), width)
     causes = cause_lines(record, width, reviewed, is_kept=is_kept)
