@@ -22,7 +22,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.options import DEFAULT_OUT
+from kvcheck.commands.options import DEFAULT_OUT, Format
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.cells import CONNECTIONS
 from kvcheck.core.base.codes import BUGS, CODES, Code
@@ -107,27 +107,31 @@ class Check:
 
 def doctor(
     out: Annotated[Path, typer.Option(help="Folder where runs will be stored.")] = DEFAULT_OUT,
+    format_name: Format = "text",
 ) -> None:
     """Exit with 0 if a stress run on the CPU has all its requirements, else with 4."""
-    checks = [_python(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
+    checks = [_python(), _platform(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
     width = max(len(check.name) for check in checks)
-    for check in checks:
+    if format_name == "json":
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=1))
+    for check in checks if format_name == "text" else ():
         fix = f"   fix: {check.fix}" if check.fix else ""
         say(f"{check.state:<8} {check.name:<{width}}  {check.detail}{fix}")
     wanting = [check for check in checks if check.needed and check.state != "ok"]
     if wanting:
         names = ", ".join(check.name for check in wanting)
         raise UnknownVerdict(f"a stress run on the CPU cannot be judged here: missing {names}; next: {wanting[0].fix}")
-    say("All that a stress run on the CPU needs is here: kvcheck stress")
+    if format_name == "text":
+        say("All that a stress run on the CPU needs is here: kvcheck stress")
 
 
 def list_kind(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}. Default: these kinds.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    format_name: Format = "text",
 ) -> None:
     table = {each: NOTES.get(each, "") for each in KINDS} if kind is None else things(kind)
     rows = [_row(name, thing) for name, thing in table.items()]
-    if as_json:
+    if format_name == "json":
         typer.echo(json.dumps(rows, indent=1))
         return
     if kind is None:
@@ -145,7 +149,7 @@ def explain(
         str | None,
         typer.Argument(help="A finding code such as KV102, a bug's letter, or a name that kvcheck list prints."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    format_name: Format = "text",
 ) -> None:
     if code is None:
         kinds = ", ".join((*EXPLAINED_KINDS, "codes", *EXPLAINED[len(EXPLAINED_KINDS) :]))
@@ -153,7 +157,7 @@ def explain(
             f"explain: expected a code such as KV102, or a name that kvcheck list KIND prints; kinds: {kinds}"
         )
     card = _card(code)
-    if as_json:
+    if format_name == "json":
         typer.echo(json.dumps(card, indent=1))
         return
     for key, value in card.items():
@@ -236,9 +240,11 @@ def _card(name: str) -> dict[str, str]:
                 return {_ONE_OF.get(kind, kind.removesuffix("s")): key, **(_prose(thing) or about)}
     if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):
         return {"bug": letters[name.lower()], "see": "docs/bugs.md"}
+    titled = [f"{code} {row.title}" for code, row in CODES.items() if name.lower() in row.title.split()]
+    near = f"; codes with this word: {', '.join(titled)}" if titled else did_you_mean(name, names)
     raise UsageError(
-        f"nothing called {name!r} to explain; expected a code, or a name that kvcheck list "
-        f"prints{did_you_mean(name, names)}; see kvcheck list codes"
+        f"nothing called {name!r} to explain; expected a code, or a name that kvcheck list prints{near}; "
+        "see kvcheck list codes"
     )
 
 
@@ -260,6 +266,13 @@ def _python() -> Check:
     detail = platform.python_version() if enough else f"{platform.python_version()}, older than {oldest}"
     fix = "" if enough else f"install Python {oldest} or newer"
     return Check(name="python", state="ok" if enough else "missing", detail=detail, fix=fix, needed=True)
+
+
+def _platform() -> Check:
+    system, release = platform.system(), platform.release()
+    is_tried = system == "Linux" and "microsoft" not in release.lower()
+    detail = f"{system} {release}" + ("" if is_tried else ": kvcheck has been tried on Linux alone, not on WSL")
+    return Check(name="platform", state="ok" if is_tried else "unknown", detail=detail)
 
 
 def _libraries() -> list[Check]:

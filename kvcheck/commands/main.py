@@ -73,6 +73,7 @@ PLUGIN = ("pytest --kvcheck", "Check pools of your own, in your tests.")
 OPTION_HINTS = {
     "-q": "for the record alone: --format json",
     "--quiet": "for the record alone: --format json",
+    "--json": "it is --format json",
     "--no-color": "colours are switched off by NO_COLOR=1 in the environment",
     "--color": "colours are switched on by FORCE_COLOR=1 in the environment",
 }
@@ -122,7 +123,7 @@ EXAMPLES: dict[str, str] = {
     "report": "kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
     "model": "kvcheck model make tiny | kvcheck model answer tiny --prompt ids.json --tokens 8 | "
     "kvcheck model reference http://127.0.0.1:8000 kept --requests 50",
-    "list": "kvcheck list mutants | kvcheck list shapes --json",
+    "list": "kvcheck list mutants | kvcheck list shapes --format json",
     "doctor": "kvcheck doctor --out runs",
     "explain": "kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
 }

@@ -146,7 +146,7 @@ def test_doctor_reads_cpu_pressure(
 
 @pytest.mark.parametrize("kind", module.KINDS)
 def test_list_shows_every_kind_with_a_line_about_each_row(kind: str) -> None:
-    code, output, error = run("list", kind, "--json")
+    code, output, error = run("list", kind, "--format", "json")
     assert code == 0, error
     rows = json.loads(output)
     assert rows
@@ -172,7 +172,7 @@ def test_list_shows_a_row_whose_library_is_missing(monkeypatch: pytest.MonkeyPat
 def test_explain_every_name_of_every_list(kind: str) -> None:
     """A name that two lists have is explained by the first of them."""
     for name in module.things(kind):
-        card = json.loads(run("explain", name, "--json")[1])
+        card = json.loads(run("explain", name, "--format", "json")[1])
         assert name in card.values() and len(card) > 1 and all(card.values()), name
 
 

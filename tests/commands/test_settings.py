@@ -51,7 +51,7 @@ def test_the_nearest_place_wins(
     monkeypatch.setenv("KVCHECK_LIST_JSON", "yes")
     assert is_json(capsys, *command)
     monkeypatch.delenv("KVCHECK_LIST_JSON")
-    assert is_json(capsys, *command, "--json")
+    assert is_json(capsys, *command, "--format", "json")
     monkeypatch.setenv("KVCHECK_CONFIG", "")
     assert not is_json(capsys, *command), "no file is read"
     monkeypatch.delenv("KVCHECK_CONFIG")

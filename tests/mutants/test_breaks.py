@@ -74,7 +74,7 @@ def recorded(row: str, part: type, made: set[str]) -> type:
 
 
 def test_the_list_of_mutants_says_what_each_breaks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["list", "mutants", "--json"]) == 0
+    assert run(["list", "mutants", "--format", "json"]) == 0
     assert {row["name"]: tuple(row["breaks"]) for row in json.loads(capsys.readouterr().out)} == {
         each.name: each.breaks for each in MUTANTS.values()
     }
