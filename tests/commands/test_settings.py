@@ -44,13 +44,13 @@ def test_the_nearest_place_wins(
 ) -> None:
     command = ("list", "codes")
     assert is_json(capsys, *command)
-    (here / "other.toml").write_text("[list]\njson = false")
+    (here / "other.toml").write_text("[list]\nformat = 'text'")
     assert not is_json(capsys, "--config", "other.toml", *command)
     monkeypatch.setenv("KVCHECK_CONFIG", "other.toml")
     assert not is_json(capsys, *command)
-    monkeypatch.setenv("KVCHECK_LIST_JSON", "yes")
+    monkeypatch.setenv("KVCHECK_LIST_FORMAT", "json")
     assert is_json(capsys, *command)
-    monkeypatch.delenv("KVCHECK_LIST_JSON")
+    monkeypatch.delenv("KVCHECK_LIST_FORMAT")
     assert is_json(capsys, *command, "--format", "json")
     monkeypatch.setenv("KVCHECK_CONFIG", "")
     assert not is_json(capsys, *command), "no file is read"
