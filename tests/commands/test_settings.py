@@ -19,7 +19,7 @@ shape = ["llama-3-tiny", "gpt-oss-tiny"]
 max-time = 7.5
 reports = false
 [tool.kvcheck.list]
-json = true
+format = "json"
 """
 
 
