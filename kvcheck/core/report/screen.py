@@ -57,7 +57,7 @@ def grid_lines(record: RunRecord, width: int) -> list[str]:
             for longest in HEADS:
                 lines = _table(placed, heads, with_counts=with_counts, longest=longest)
                 if max(map(len, lines)) <= width:
-                    return [*lines, _legend(record)] if with_counts else lines
+                    return [*lines, *wrapped(_legend(record), width)] if with_counts else lines
     return _named_entries(placed, width)
 
 
