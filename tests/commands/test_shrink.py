@@ -30,7 +30,7 @@ def test_a_failing_line_gets_smaller(capsys: pytest.CaptureFixture[str]) -> None
 def test_json_has_the_smallest_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["shrink", LINE, "--format", "json"]) == 1
     row = json.loads(capsys.readouterr().out)
-    assert (row["line"], row["code"], row["refused"], row["verdict"]) == (LINE, "KV304", [], "FAIL")
+    assert (row["line"], row["code"], row["refused"], row["verdict"]) == (LINE, "KV304", [], "fail")
     assert row["requests"] == 1 < row["requests_before"] and row["pages"] == 2 < row["pages_before"]
     assert "requests=1,pages=2" in row["smallest"] and row["wait"] == "none missing"
 
