@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -25,7 +26,7 @@ COLUMNS = 100
 
 
 def main() -> None:
-    terminal.UNWRAPPED = COLUMNS
+    os.environ["COLUMNS"] = str(COLUMNS)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
         run([*COMMAND, "--out", folder])
         text = said.getvalue().replace(f" --out {folder}", "").replace(folder, "reports/runs")
