@@ -118,7 +118,7 @@ def stored_for(document: str, start: str, desk: Path) -> None:
 
 
 PRICED = frozenset({0, 3, 4})
-"""What the gate says of prices depends on the machine; a finding or an error is neither of them."""
+"""Exit codes of a gate over prices, which depend on the machine. A finding or an error is none of them."""
 RUN_HERE: dict[tuple[str, str], tuple[int | frozenset[int], ...]] = {
     ("HACKING.md", ".venv/bin/python -m pytest"): (0,),
     ("HACKING.md", ".venv/bin/python -m pdb"): (1,),

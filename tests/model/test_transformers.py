@@ -1,7 +1,9 @@
 """Hugging Face transformers gives the known answers, where an environment with it is named.
 
-python3 -m venv envs/transformers && envs/transformers/bin/pip install torch==2.13.0 transformers
-REAL_TRANSFORMERS=envs/transformers pytest tests/model/test_transformers.py
+    python3 -m venv envs/transformers && envs/transformers/bin/pip install torch==2.13.0 transformers
+    REAL_TRANSFORMERS=envs/transformers pytest tests/model/test_transformers.py
+
+transformers runs in its own interpreter, on a folder that `write_model` wrote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which pages a planted fault falls on. Pages have four tokens; block numbers tell requests apart."""
+"""Servers that load faults, and pages that a planted fault falls on: four tokens each, a block number for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.servers.faults.planting import Held, Order, Planter, Row, events
+from tools.servers import sglang_cpu, vllm_cpu
+from tools.servers.faults.planting import LOG, ORDERS, Held, Order, Planter, Row, events
 
 
 @pytest.fixture
@@ -72,3 +73,15 @@ def test_the_log_has_who_reads_a_damaged_page_until_it_is_written_again(planter:
         {"event": "reads", "layer": 1, "page": 1, "block": 8, "request": "b"},
         {"event": "gone", "layer": 1, "block": 8},
     ]
+
+
+def test_faults_are_loaded_where_they_are_asked_for_and_by_the_prefill_server_of_a_pair_alone(tmp_path: Path) -> None:
+    places, flag = (Path("envs"), Path("m4")), "--worker-extension-cls"
+    pair = sglang_cpu.commands(*places, folder=tmp_path, variant="pair", has_faults=True)
+    assert [each.words[each.words.index("--disaggregation-mode") + 1] for each in pair] == ["prefill", "decode"]
+    assert [{ORDERS, LOG} & set(each.variables) for each in pair] == [{ORDERS, LOG}, set()]
+    (faulty,) = vllm_cpu.commands(*places, folder=tmp_path, has_faults=True)
+    module, _, name = faulty.words[faulty.words.index(flag) + 1].partition(".")
+    assert f"class {name}:" in (vllm_cpu.FAULTS / f"{module}.py").read_text() and {ORDERS, LOG} <= set(faulty.variables)
+    for clean in (*sglang_cpu.commands(*places, folder=tmp_path), *vllm_cpu.commands(*places, folder=tmp_path)):
+        assert ORDERS not in clean.variables and flag not in clean.words
