@@ -1,87 +1,28 @@
-"""`kvcheck probe --changed`: what was changed in an engine, the cells that run it, and whether its lines ran.
+"""`kvcheck probe --changed`: the cells that run what was changed in an engine, by the line map of its environment.
 
-Invariants:
-- Cells are picked by whole files: other schedules of a cell run other lines of the same file.
-- A change without code of its own, such as a removed line, has run once the lines before and behind it have.
-- A line outside functions has run once a function of its file has.
+Cells are picked by whole files: other schedules of a cell run other lines of the same file.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import CodeType
 
 from kvcheck.commands.terminal import complain, passing
-from kvcheck.core.base.errors import UnknownVerdict, UsageError, why_unread
-from kvcheck.core.base.identity import git
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
+from kvcheck.core.probes.changed import Change, changed_files
+from kvcheck.core.probes.frame.lines_run import from_ranges
 from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.probes.line_map import file_of, load
 from kvcheck.core.probes.runner import ProbeRunner
 from kvcheck.core.run.plan import Plan
 
-RANGE = re.compile(r"([\w@][\w./~^@{}+-]*?)(?:(\.\.\.?)(?:HEAD|@)?)?")
-HUNK = re.compile(r"\+\+\+ b/(.+)|@@ -\S+ \+(\d+)(?:,(\d+))? @@")
-MOST_NAMED = 4
 MOST_FILES = 20
-Ran = Mapping[str, Mapping[str, Collection[int]]]
-"""Lines by cell and file."""
 SEED = 1
 """Of all measurements, so that equal files have equal rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedFile:
-    """A file of the package. parts: lines that count together; each is a change, or a line in a function of a whole
-    file."""
-
-    name: str
-    parts: frozenset[tuple[int, ...]]
-    outside: frozenset[int]
-    is_whole: bool
-
-    def ran(self, ran: Ran) -> dict[str, set[tuple[int, ...]]]:
-        """Return the parts that have run, by cell."""
-        found = {}
-        for cell, files in ran.items():
-            lines = files.get(self.name, ())
-            if done := {part for part in self.parts if lines and all(at in lines or at in self.outside for at in part)}:
-                found[cell] = done
-        return found
-
-    def missed(self, ran: Ran) -> set[tuple[int, ...]]:
-        return {*self.parts}.difference(*self.ran(ran).values())
-
-    def text(self, ran: Ran) -> str:
-        cells, missed = [cell.rpartition("/")[2] for cell in self.ran(ran)], self.missed(ran)
-        noun = "lines in functions" if self.is_whole else "changed lines"
-        when = " in the first schedules" if self.is_whole else ""
-        text = f"changed: {len(self.parts) - len(missed)} of {len(self.parts)} {noun} of {self.name} ran{when}"
-        if cells:
-            more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
-            text += f", of {', '.join(cells[:MOST_NAMED])}{more}"
-        return text if self.is_whole or not missed else f"{text}; not run: {as_ranges({part[0] for part in missed})}"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    files: tuple[ChangedFile, ...]
-
-    def texts(self, ran: Ran) -> list[str]:
-        return [each.text(ran) for each in self.files]
-
-    def has_run(self, ran: Ran) -> bool:
-        return any(each.ran(ran) for each in self.files)
-
-    def misses(self, ran: Ran) -> bool:
-        """Whether a changed line has run nowhere. Lines of whole files are not waited for."""
-        return any(not each.is_whole and each.missed(ran) for each in self.files)
 
 
 def pick(given: Sequence[str], plans: Sequence[Plan], runner: ProbeRunner) -> tuple[Change, list[Plan]]:
@@ -108,91 +49,6 @@ def pick(given: Sequence[str], plans: Sequence[Plan], runner: ProbeRunner) -> tu
         raise UnknownVerdict(f"nothing was judged: no probe of {engine} runs {', '.join(names)}; its probes: {probes}")
     runner.traced, runner.misses = tuple(names), change.misses
     return change, picked
-
-
-def changed_files(text: str, folder: Path) -> list[ChangedFile]:
-    """text: a file of the package in `folder`, or a git range of its checkout, up to the files as they are."""
-    path = next((each for each in _places(text, folder) if os.path.isfile(each) and each.is_relative_to(folder)), None)
-    if path is not None:
-        if path.suffix != ".py":
-            raise UsageError(f"--changed {text}: expected a Python file, as only their lines can be traced")
-        name = path.relative_to(folder).as_posix()
-        hunks = _hunks(_diff(folder, ["HEAD"], name) or "")
-        return [_changed(folder, name, hunks.get(name))]
-    found = RANGE.fullmatch(text)
-    since = None if found is None else _diff(folder, ["--merge-base"] * (found[2] == "...") + [found[1]])
-    if since is None:
-        raise UsageError(
-            f"--changed {text}: expected a file below {folder}, or a git range of its checkout up to HEAD, such as "
-            "main..HEAD or HEAD~1"
-        )
-    if not (hunks := _hunks(since)):
-        raise UnknownVerdict(f"nothing was judged: --changed {text} has no Python file below {folder}")
-    return [_changed(folder, name, each) for name, each in hunks.items()]
-
-
-def _places(text: str, folder: Path) -> list[Path]:
-    """Return where the file may be: here, in the package, or in the checkout around it."""
-    parents = (Path.cwd(), folder, folder.parent, folder.parent.parent)
-    return [Path(os.path.realpath(parent / text)) for parent in parents]
-
-
-def _diff(folder: Path, since: Sequence[str], files: str = "*.py") -> str | None:
-    options = ("--no-color", "--no-ext-diff", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/")
-    return git(folder, "diff", "-U0", "--relative", *options, *since, "--", files)
-
-
-def _hunks(diff: str) -> dict[str, list[tuple[int, int]]]:
-    """Return first line and number of lines of each change, by file."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    name = ""
-    for line in diff.splitlines():
-        if line.startswith("+++ /dev/null"):
-            name = ""
-        elif (hunk := HUNK.match(line)) is None:
-            continue
-        elif hunk[1]:
-            name = hunk[1].rstrip("\t")
-        elif name:
-            found.setdefault(name, []).append((int(hunk[2]), int(hunk[3] or 1)))
-    return found
-
-
-def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -> ChangedFile:
-    inside, outside = code_lines(folder / name)
-    lines = sorted(inside | outside)
-    parts: set[tuple[int, ...]] = {(line,) for line in inside} if hunks is None else set()
-    for first, count in hunks or ():
-        behind = first + max(count, 1)
-        at, end = bisect_left(lines, first), bisect_left(lines, behind)
-        if count and at < end:
-            parts |= {(line,) for line in lines[at:end]}
-        else:  # git names the line before removed ones
-            before = bisect_left(lines, first + (not count))
-            around = tuple(lines[max(0, before - 1) : before] + lines[end : end + 1])
-            parts |= {around} if around else set()
-    return ChangedFile(name=name, parts=frozenset(parts), outside=frozenset(outside), is_whole=hunks is None)
-
-
-def code_lines(path: Path) -> tuple[set[int], set[int]]:
-    """Return lines with code in functions, and those outside. Raises UsageError."""
-    try:
-        left = [compile(path.read_bytes(), str(path), "exec")]
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be compiled: {error}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: {why_unread(error)}") from error
-    inside: set[int] = set()
-    outside: set[int] = set()
-    while left:
-        code = left.pop()
-        left += [each for each in code.co_consts if isinstance(each, CodeType)]
-        lines = {line for _, _, line in code.co_lines() if line}
-        if code.co_flags & 1:  # CO_OPTIMIZED: a function; its head runs where it is defined
-            inside |= lines - {code.co_firstlineno} or lines
-        else:
-            outside |= lines
-    return inside, outside - inside
 
 
 def maps() -> Path:

@@ -34,7 +34,7 @@ from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
 
 if TYPE_CHECKING:
-    from kvcheck.commands.changed import Change
+    from kvcheck.core.probes.changed import Change
     from kvcheck.core.probes.runner import ProbeRunner
     from kvcheck.core.run.outcome import Runner
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fakes.engine import FAKES
 
-from kvcheck.commands.changed import Change, changed_files, code_lines
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
+from kvcheck.core.probes.changed import Change, changed_files, code_lines
 from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
 from kvcheck.core.probes.line_map import FileRun, LineMap, load
 from kvcheck.core.run.plan import Plan
