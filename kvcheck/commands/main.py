@@ -238,7 +238,8 @@ def run(arguments: list[str]) -> int:
             complain(f"cannot write to stdout: {error.strerror}; expected a file or terminal that takes the output")
             return 2
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            place = getattr(getattr(error, "ctx", None), "command_path", "kvcheck")
+            named = " ".join(["kvcheck", *(each for each in arguments[:1] if each in COMMANDS)])
+            place = getattr(getattr(error, "ctx", None), "command_path", named)
             complain(f"{_parse_message(error)}{_elsewhere(arguments)}; see {place} --help")
             return 2
         if type(error).__name__ == "Abort":

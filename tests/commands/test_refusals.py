@@ -79,6 +79,7 @@ STRESS = [
     ("-o html=a -o html=folder/../a", "two reports would be written to folder/../a;"),
     ("-q", "--format json"),
     ("--no-color", "NO_COLOR=1"),
+    ("--mutant", "see kvcheck stress --help"),
     ("--mutant ofload", "did you mean 'offload-"),
     ("-o juint=x.xml", "did you mean 'junit'"),
     ("-o github=- --format json", "stdout is the JSON"),
