@@ -23,6 +23,7 @@ from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.report.prices import is_check, is_enough
+from kvcheck.core.report.screen import in_fields
 from kvcheck.core.run.cell import decided
 from kvcheck.core.run.session import Session
 
@@ -74,8 +75,16 @@ def bench(
     drawn = draw_seed() if seed is None else seed
     plan = _plan(cases or [], shape, device, seed=drawn, precision=precision, max_time_s=max_time, rounds=rounds)
     session = asked.session(drawn=drawn, plan={name: getattr(plan, name) for name in plan.__slots__})
-    cases_text = f"{counted(len(plan.cases), 'case')} on {device}, shape {shape}, at most {max_time:g} s"
-    session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {cases_text}")
+    head = (
+        f"kvcheck {session.version}",
+        f"seed {drawn}",
+        f"run {session.run_id}",
+        f"{counted(len(plan.cases), 'case')} on {device}",
+        f"shape {shape}",
+        f"at most {max_time:g} s",
+    )
+    for line in in_fields(head, columns()):
+        session.say(line)
     try:
         interrupted = _measure(session, plan)
     except UsageError:  # a case refuses the shape
