@@ -7,22 +7,23 @@ Invariants:
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
+import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
-from kvcheck.commands.options import DEFAULT_OUT, StoredIn
-from kvcheck.commands.terminal import say
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn
+from kvcheck.commands.terminal import columns, print_json, say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report.gate.baseline import BaselineEntry, BaselineTable, EntryStatus, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
-from kvcheck.core.report.wording import FINDING
+from kvcheck.core.report.wording import FINDING, table_lines
 from kvcheck.core.run.store import find_run
 
 Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]
@@ -58,16 +59,31 @@ def save(
         raise UsageError("these runs have no finding and no UNKNOWN: expected something to save")
     add_rows(file, [*rows.values()])
     say(f"{file}: {counted(len(rows), 'row')}")
+    say(f" next   kvcheck gate {shlex.join(runs)} --baseline {shlex.quote(str(file))}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
-def show(file: File) -> None:
+def show(file: File, format_name: Format = "text") -> None:
     """Print the rows of a file, those that have expired marked."""
-    today = _today()
-    for row in read_baseline(file):
-        is_over = row.expires < today
-        say(f"{row.number:>4}  {row.kind.value:<7} {row.what}")
-        say(f"      {row.owner}, {'EXPIRED' if is_over else 'until'} {row.expires.isoformat()}: {row.reason}")
+    today, entries = _today(), read_baseline(file)
+    expired = [row for row in entries if row.expires < today]
+    if format_name == "json":
+        rows = [
+            {**asdict(row), "kind": row.kind.value, "expires": row.expires.isoformat(), "is_expired": row in expired}
+            for row in entries
+        ]
+        print_json({"file": str(file), "rows": rows})
+        return
+    heads = ("row", "covers", "owner", "until", "reason")
+    table = [
+        (str(row.number), row.what, row.owner, row.expires.isoformat() + " EXPIRED" * (row in expired), row.reason)
+        for row in entries
+    ]
+    for line in table_lines([heads, *table], columns(), folding=(1, 4)):
+        say(line)
+    say()
+    say(f" {counted(len(entries), 'row')}, {len(expired)} expired")
+    say(f" next   kvcheck gate RUN --baseline {shlex.quote(str(file))}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

@@ -6,7 +6,6 @@ Invariants:
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +14,13 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, ConditionalFails, Format, StoredIn, check_choice
 from kvcheck.commands.report import check_outputs, loaded, parse_outputs, report_problem
-from kvcheck.commands.terminal import columns, say, warn
+from kvcheck.commands.terminal import columns, print_json, say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
 from kvcheck.core.report.comparison.changes import Changes, change_lines, changes, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
-from kvcheck.core.report.screen import LABEL, labelled, wrapped
-from kvcheck.core.report.wording import replay_line
+from kvcheck.core.report.wording import LABEL, labelled, replay_line, wrapped
 from kvcheck.core.run.store import find_run
 
 MOST_TOLD = 20
@@ -67,8 +65,7 @@ def compare(
         else:
             warn(problem)
     if format_name == "json":
-        sys.stdout.write(found.to_json())
-        sys.stdout.flush()
+        print_json(found.plain())
         return found.exit_code
     for line in [*lines, f" exit {found.exit_code}"]:
         say(line)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import platform
 import re
 import sys
@@ -23,7 +22,7 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, Format
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import print_json, say
 from kvcheck.core.base.cells import CONNECTIONS
 from kvcheck.core.base.codes import BUGS, CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -113,7 +112,7 @@ def doctor(
     checks = [_python(), _platform(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
     width = max(len(check.name) for check in checks)
     if format_name == "json":
-        typer.echo(json.dumps([asdict(check) for check in checks], indent=1))
+        print_json(checks)
     for check in checks if format_name == "text" else ():
         fix = f"   fix: {check.fix}" if check.fix else ""
         say(f"{check.state:<8} {check.name:<{width}}  {check.detail}{fix}")
@@ -132,7 +131,7 @@ def list_kind(
     table = {each: NOTES.get(each, "") for each in KINDS} if kind is None else things(kind)
     rows = [_row(name, thing) for name, thing in table.items()]
     if format_name == "json":
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     if kind is None:
         say("kvcheck list KIND, with one of these kinds:")
@@ -158,7 +157,7 @@ def explain(
         )
     card = _card(code)
     if format_name == "json":
-        typer.echo(json.dumps(card, indent=1))
+        print_json(card)
         return
     for key, value in card.items():
         for line in [f"{key.replace('_', ' ')}: {value}"] if "\n" not in value else [f"{key}:", *value.splitlines()]:

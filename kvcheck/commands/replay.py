@@ -24,7 +24,7 @@ from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, 
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.targets import target_of
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import print_json, say
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
@@ -77,8 +77,10 @@ def replay(
     for of, done in chain[tuple[Plan | RoundPlan, Replayed]](
         schedules, ((each, replay_sent(each, times, server)) for each in sent)
     ):
-        for line in done.told if format_name == "text" else [done.to_json(of, times)]:
+        for line in done.told if format_name == "text" else ():
             say(line)
+        if format_name == "json":
+            print_json(done.plain(of, times), indent=None)
         worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":
         say(f" exit {worst.exit_code}")

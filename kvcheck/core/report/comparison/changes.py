@@ -99,11 +99,13 @@ class Changes:
         told += [f"not comparable for {counted(len(self.problems), 'reason')}"] if self.problems else []
         return ", ".join(told) or "no difference"
 
-    def to_json(self) -> str:
+    def plain(self) -> dict[str, object]:
         plain = to_plain(self)
         assert isinstance(plain, dict), "a dataclass becomes a dict"
-        plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
-        return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+        return plain | {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
+
+    def to_json(self) -> str:
+        return json.dumps(self.plain(), indent=1, allow_nan=False) + "\n"
 
 
 def change_lines(found: Changes) -> list[tuple[ChangeState, int, list[tuple[str, str | None]]]]:
