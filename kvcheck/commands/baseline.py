@@ -16,14 +16,14 @@ import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
 from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn
-from kvcheck.commands.terminal import columns, print_json, say
+from kvcheck.commands.terminal import print_json, say, say_table
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report.gate.baseline import BaselineEntry, BaselineTable, EntryStatus, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
-from kvcheck.core.report.wording import FINDING, table_lines
+from kvcheck.core.report.wording import FINDING
 from kvcheck.core.run.store import find_run
 
 Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]
@@ -79,8 +79,7 @@ def show(file: File, format_name: Format = "text") -> None:
         (str(row.number), row.what, row.owner, row.expires.isoformat() + " EXPIRED" * (row in expired), row.reason)
         for row in entries
     ]
-    for line in table_lines([heads, *table], columns(), folding=(1, 4)):
-        say(line)
+    say_table(heads, table, folding=(1, 4))
     say()
     say(f" {counted(len(entries), 'row')}, {len(expired)} expired")
     say(f" next   kvcheck gate RUN --baseline {shlex.quote(str(file))}")

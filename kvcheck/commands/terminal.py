@@ -23,7 +23,14 @@ from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.report.wording import conditional_text, coverage_text, observed_texts, rounds_word, wrapped
+from kvcheck.core.report.wording import (
+    conditional_text,
+    coverage_text,
+    observed_texts,
+    rounds_word,
+    table_lines,
+    wrapped,
+)
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -31,6 +38,8 @@ _STYLES = {
     r"^ (PASS|OK|FIXED|CLEAN)(?= |$)": "bold green",
     r"^ (FAIL|SLOWER|STILL FAILS)(?= |$)": "bold red",
     r"^ (\?\?\?\?|UNKNOWN|INCONCLUSIVE|NOT REPRODUCED)(?= |$)": "bold yellow",
+    r"^ ok(?=  )": "green",
+    r"^ (missing|unknown)(?=  )": "bold yellow",
     r"(?<!\w)✔": "green",
     r"(?<!\w)✘": "bold red",
     r"(?<![\w?])\?(?=[\d ]|[a-z])": "bold yellow",
@@ -63,6 +72,12 @@ def say_fitting(line: str) -> None:
     """Print a line, folded at spaces to the terminal's width unless it has a command or a schedule, to be copied."""
     for part in [line] if WHOLE.search(line) else wrapped(line, columns()) or [""]:
         say(part)
+
+
+def say_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, folding: Sequence[int] = (-1,)) -> None:
+    """Print a table in the terminal's width. folding: columns of prose."""
+    for line in table_lines([heads, *rows], columns(), folding=folding):
+        say(line)
 
 
 def print_json(value: object, *, indent: int | None = 1) -> None:

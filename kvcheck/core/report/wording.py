@@ -27,6 +27,8 @@ LONG = 100
 """Most characters of a command that a chat or a ticket does not fold."""
 LABEL = 13
 """Characters of a label with its margin: " not reached  "."""
+PROSE = 24
+"""Characters of the narrowest column of prose; a longer word, such as a path, stands out of its own line alone."""
 PROOF = ":proof"
 """Suffix of a number: the run in the other order, which shows the harm of a missing wait."""
 SMALL = ":small"
@@ -187,7 +189,7 @@ def table_lines(rows: Sequence[Sequence[str]], width: int, *, folding: Sequence[
     natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
     narrowest = list(natural)
     for at in folding:
-        narrowest[at] = max([len(word) for row in rows for word in row[at].split()], default=0)
+        narrowest[at] = min(natural[at], PROSE)
     widths = fitted(natural, narrowest, width - 1)
     return [line for row in rows for line in folded(row, widths, margin=1, breaks=False)]
 
