@@ -23,7 +23,7 @@ from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_o
 from kvcheck.core.report.prices import in_short, is_check, is_enough
 from kvcheck.core.report.situation_matrix import situation_view
 from kvcheck.core.report.view import LEAST_FILLED, CellView, cause_view, cells_of, verdicts_text, work_counts
-from kvcheck.core.report.wording import LABEL, SMALL, aligned, labelled, shorter, small_line, why_text, wrapped
+from kvcheck.core.report.wording import LABEL, SMALL, aligned, hanging, labelled, shorter, small_line, why_text, wrapped
 
 MARK = {Verdict.PASS: "✔", Verdict.UNKNOWN: "?", Verdict.FAIL: "✘"}
 OPEN = "·"
@@ -106,24 +106,13 @@ def _named_entries(placed: Mapping[str, Mapping[str, Sequence[CellView]]], width
     lines = []
     for name, row in placed.items():
         entries = [f"{_entry(cell.row, False)}{column}" for column, cells in row.items() for cell in cells]
-        lines += _hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
+        lines += hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
     return lines
 
 
 def in_fields(parts: Sequence[str], width: int) -> list[str]:
     """Return the parts, unbroken and three blanks apart, in lines of `width`."""
-    return _hanging("", parts, width, indent=3, between="   ")
-
-
-def _hanging(head: str, parts: Sequence[str], width: int, *, indent: int, between: str = "  ") -> list[str]:
-    """Return `head` and the parts, each unbroken, in lines of `width`; lines after the first start at `indent`."""
-    lines, line = [], head
-    for part in parts:
-        if len(line.rstrip()) > indent and len(line) + len(part) > width:
-            lines.append(line.rstrip())
-            line = " " * indent
-        line += part + between
-    return [*lines, line.rstrip().removesuffix(between.rstrip())]
+    return hanging("", parts, width, indent=3, between="   ")
 
 
 def below_lines(record: RunRecord, width: int) -> list[str]:

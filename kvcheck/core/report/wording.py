@@ -27,7 +27,7 @@ LONG = 100
 """Most characters of a command that a chat or a ticket does not fold."""
 LABEL = 13
 """Characters of a label with its margin: " not reached  "."""
-PROSE = 24
+PROSE = 16
 """Characters of the narrowest column of prose; a longer word, such as a path, stands out of its own line alone."""
 PROOF = ":proof"
 """Suffix of a number: the run in the other order, which shows the harm of a missing wait."""
@@ -182,6 +182,25 @@ def labelled(label: str, text: str, width: int, most: int | None = None) -> list
         placeholder=" …",
     )
     return lines or [f" {label}"]
+
+
+def hanging(head: str, parts: Sequence[str], width: int, *, indent: int, between: str = "  ") -> list[str]:
+    """Return `head` and the parts, each unbroken, in lines of `width`; lines after the first start at `indent`."""
+    lines, line = [], head
+    for part in parts:
+        if len(line.rstrip()) > indent and len(line) + len(part) > width:
+            lines.append(line.rstrip())
+            line = " " * indent
+        line += part + between
+    return [*lines, line.rstrip().removesuffix(between.rstrip())]
+
+
+def hung(head: str, text: str, width: int) -> list[str]:
+    """Return a head and its text, folded at spaces below its own beginning."""
+    more = " " * len(head)
+    return textwrap.wrap(
+        text, width, initial_indent=head, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
+    ) or [head.rstrip()]
 
 
 def table_lines(rows: Sequence[Sequence[str]], width: int, *, folding: Sequence[int] = (-1,)) -> list[str]:
