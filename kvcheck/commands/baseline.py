@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 import datetime
-import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
-from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, command_line
 from kvcheck.commands.terminal import print_json, say, say_table
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
@@ -59,7 +58,7 @@ def save(
         raise UsageError("these runs have no finding and no UNKNOWN: expected something to save")
     add_rows(file, [*rows.values()])
     say(f"{file}: {counted(len(rows), 'row')}")
-    say(f" next   kvcheck gate {shlex.join(runs)} --baseline {shlex.quote(str(file))}")
+    say(f" next   {command_line('gate', *runs, '--baseline', str(file), out=out)}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
@@ -82,7 +81,7 @@ def show(file: File, format_name: Format = "text") -> None:
     say_table(heads, table, folding=(1, 4))
     say()
     say(f" {counted(len(entries), 'row')}, {len(expired)} expired")
-    say(f" next   kvcheck gate RUN --baseline {shlex.quote(str(file))}")
+    say(f" next   {command_line('gate', 'RUN', '--baseline', str(file))}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
