@@ -48,7 +48,7 @@ _STYLES = {
     r"(?<=^ report )\S.*": "underline",
 }
 """Styles by the text that they are given to: verdicts, marks, codes, commands and paths."""
-WHOLE = re.compile(r"^ +(from|fails|next) |\bkvcheck [a-z]+ ")
+WHOLE = re.compile(r"^ +(from|fails|next|then) |\bkvcheck [a-z]+ ")
 """Lines that are never folded."""
 _MARKS = str.maketrans({"✔": "+", "✘": "x", "·": ".", "━": "=", "─": "-", "…": "...", "±": "+-"})
 """Replacements for an output that cannot encode them."""
