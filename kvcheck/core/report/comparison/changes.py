@@ -79,7 +79,7 @@ class Changes:
         by_schedule: dict[object, list[Change]] = {}
         for at, row in enumerate(self.of(state)):
             by_schedule.setdefault(row.replay.partition(",expect=")[0] if row.replay else at, []).append(row)
-        found: dict[tuple[str | None, str], list[Change]] = {}
+        found: dict[tuple[str | None, str, str], list[Change]] = {}
         for rows in by_schedule.values():
             found.setdefault(_kind(rows[0]), []).extend(rows)
         return tuple(map(tuple, found.values()))
