@@ -111,8 +111,8 @@ def _lines(found: Changes, after: RunRecord) -> list[str]:
             lines += labelled("", f"and {len(groups) - MOST_TOLD} more; -o json=FILE has them all", width)
     lines += ["", *wrapped(f" {found.verdict}  {CONCLUSIONS[found.exit_code]}: {found.summary}", width)]
     new = next((known[row.replay] for row in found.of(ChangeState.NEW) if row.replay in known), None)
-    follows = by_name("show", after, new) if new is not None else after.repro if found.exit_code else None
-    return [*lines, f" next   {follows}"] if follows else lines
+    story = None if new is None else by_name("show", after, new) or replay_line(after, new)
+    return [*lines, f" next   {story or after.repro}"] if found.exit_code else lines
 
 
 def _counts(found: Changes, state: ChangeState, groups: int) -> str:

@@ -86,7 +86,21 @@ def test_one_cause_in_several_cells_is_one_entry_with_a_line(
     assert run(["compare", *stored(tmp_path, made(), after)]) == 1
     said = capsys.readouterr().out
     assert " new          6 changes of 2 causes" in said and "4 cells: " in said and "5 changes" in said
-    assert said.count("kvcheck replay") == 2 and all(f"retract-resume/shape-{at}" in said for at in range(4))
+    assert said.count("    again     kvcheck replay") == 2 and all(
+        f"retract-resume/shape-{at}" in said for at in range(4)
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_entries_fit_the_terminal_and_end_with_a_command(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    cells = [replace(FOREIGN, shape=f"shape-{at}", replay=f"kvcheck replay {at}") for at in range(9)]
+    assert run(["compare", *stored(tmp_path, made(), later(made(*cells)))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width or "kvcheck" in line for line in lines)
+    assert lines[-2].startswith(" next   kvcheck ") and lines[-1] == " exit 1"
 
 
 def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None:
