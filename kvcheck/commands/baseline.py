@@ -7,15 +7,15 @@ Invariants:
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
-from kvcheck.commands.options import DEFAULT_OUT, StoredIn
-from kvcheck.commands.terminal import say
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, command_line
+from kvcheck.commands.terminal import print_json, say, say_table
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
@@ -58,16 +58,30 @@ def save(
         raise UsageError("these runs have no finding and no UNKNOWN: expected something to save")
     add_rows(file, [*rows.values()])
     say(f"{file}: {counted(len(rows), 'row')}")
+    say(f" next   {command_line('gate', *runs, '--baseline', str(file), out=out)}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
-def show(file: File) -> None:
+def show(file: File, format_name: Format = "text") -> None:
     """Print the rows of a file, those that have expired marked."""
-    today = _today()
-    for row in read_baseline(file):
-        is_over = row.expires < today
-        say(f"{row.number:>4}  {row.kind.value:<7} {row.what}")
-        say(f"      {row.owner}, {'EXPIRED' if is_over else 'until'} {row.expires.isoformat()}: {row.reason}")
+    today, entries = _today(), read_baseline(file)
+    expired = [row for row in entries if row.expires < today]
+    if format_name == "json":
+        rows = [
+            {**asdict(row), "kind": row.kind.value, "expires": row.expires.isoformat(), "is_expired": row in expired}
+            for row in entries
+        ]
+        print_json({"file": str(file), "rows": rows})
+        return
+    heads = ("row", "covers", "owner", "until", "reason")
+    table = [
+        (str(row.number), row.what, row.owner, row.expires.isoformat() + " EXPIRED" * (row in expired), row.reason)
+        for row in entries
+    ]
+    say_table(heads, table, folding=(1, 4))
+    say()
+    say(f" {counted(len(entries), 'row')}, {len(expired)} expired")
+    say(f" next   {command_line('gate', 'RUN', '--baseline', str(file))}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

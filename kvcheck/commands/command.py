@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
@@ -14,6 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from kvcheck.commands.settings import read_settings, words_set
 
+TYPES = {"str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH"}
+TYPE = re.compile(rf" <(?:list\[)?({'|'.join(TYPES)})\]?>$")
+"""The parser's name of a type, behind the name of an option or argument."""
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
 
@@ -35,9 +39,12 @@ class Command(TyperCommand):
         for each in self.get_params(ctx):
             if (row := each.get_help_record(ctx)) is None:
                 continue
+            name, text = row
             if each.param_type_name == "argument":
-                sections["Arguments"].append(row)
-            elif (heading := getattr(each, "rich_help_panel", None)) is None:
+                sections["Arguments"].append((TYPE.sub("", name), text))
+                continue
+            row = TYPE.sub(lambda found: f" {TYPES[found[1]]}", name), text
+            if (heading := getattr(each, "rich_help_panel", None)) is None:
                 others.append(row)
             else:
                 sections.setdefault(heading, []).append(row)

@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +15,23 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, ConditionalFails, Format, StoredIn, check_choice
 from kvcheck.commands.report import check_outputs, loaded, parse_outputs, report_problem
-from kvcheck.commands.terminal import columns, say, warn
+from kvcheck.commands.terminal import columns, print_json, say, warn
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
-from kvcheck.core.report.comparison.changes import Changes, change_lines, changes, version_of
+from kvcheck.core.report.comparison.changes import (
+    Change,
+    Changes,
+    ChangeState,
+    beside_text,
+    changes,
+    head_of,
+    replay_of,
+    version_of,
+)
 from kvcheck.core.report.comparison.compare import compare as side_by_side
-from kvcheck.core.report.screen import LABEL, labelled, wrapped
-from kvcheck.core.report.wording import replay_line
+from kvcheck.core.report.wording import by_name, hung, labelled, replay_line, wrapped
 from kvcheck.core.run.store import find_run
 
 MOST_TOLD = 20
@@ -56,8 +65,9 @@ def compare(
     before, after = map(read_record, paths)
     found = changes(before, after, share=least_share, conditional=fail_on_conditional)
     lines = [
-        f" before       {before.run_id}  {version_of(before)}",
-        f" after        {after.run_id}  {version_of(after)}",
+        line
+        for label, record in (("before", before), ("after", after))
+        for line in labelled(label, f"{record.run_id}  {version_of(record)}", columns())
     ]
     lines += _lines(found, after)
     for format_name_of, path in outputs:
@@ -67,8 +77,7 @@ def compare(
         else:
             warn(problem)
     if format_name == "json":
-        sys.stdout.write(found.to_json())
-        sys.stdout.flush()
+        print_json(found.plain())
         return found.exit_code
     for line in [*lines, f" exit {found.exit_code}"]:
         say(line)
@@ -88,17 +97,36 @@ def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: st
 
 
 def _lines(found: Changes, after: RunRecord) -> list[str]:
-    width, named = columns(), {each.replay: replay_line(after, each) for each in after.findings}
+    width, known = columns(), {each.replay: each for each in reversed(after.findings) if each.replay}
+    named = {replay: replay_line(after, each) for replay, each in known.items()}
     lines = [line for text in found.problems for line in labelled("problem", text, width)]
-    for state, count, rows in change_lines(found):
-        lines += labelled(state.value, str(count), width)
-        for text, replay in rows[:MOST_TOLD]:
-            lines += labelled("", text, width)
-            lines += [f"{'':{LABEL + 1}}again: {named.get(replay, replay)}"] if replay else []
-        if len(rows) > MOST_TOLD:
-            lines += labelled("", f"and {len(rows) - MOST_TOLD} more; -o json=FILE has them all", width)
     lines += [line for text in found.notes for line in labelled("note", text, width)]
-    return [*lines, "", *wrapped(f" {found.verdict}  {CONCLUSIONS[found.exit_code]}: {found.summary}", width)]
+    for state in ChangeState:
+        groups = found.grouped(state)
+        if groups:
+            lines += ["", *labelled(state.value, _counts(found, state, len(groups)), width)]
+        for rows in groups[:MOST_TOLD]:
+            lines += _group(rows, named, width)
+        if len(groups) > MOST_TOLD:
+            lines += labelled("", f"and {len(groups) - MOST_TOLD} more; -o json=FILE has them all", width)
+    lines += ["", *wrapped(f" {found.verdict}  {CONCLUSIONS[found.exit_code]}: {found.summary}", width)]
+    new = next((known[row.replay] for row in found.of(ChangeState.NEW) if row.replay in known), None)
+    story = None if new is None else by_name("show", after, new) or replay_line(after, new)
+    return [*lines, f" next   {story or after.repro}"] if found.exit_code else lines
+
+
+def _counts(found: Changes, state: ChangeState, groups: int) -> str:
+    count = len(found.of(state))
+    return str(count) if count == groups else f"{count} changes of {counted(groups, 'cause')}"
+
+
+def _group(rows: Sequence[Change], named: Mapping[str, str], width: int) -> list[str]:
+    """Return the entry of one cause. named: shorter commands."""
+    lines = [*hung("    ", head_of(rows), width), *labelled("   what", rows[0].text, width)]
+    if beside := beside_text(rows):
+        lines += labelled("   beside", beside, width)
+    replay = replay_of(rows)
+    return lines if replay is None else [*lines, f"    {'again':<8}  {named.get(replay, replay)}"]
 
 
 CONCLUSIONS = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import platform
 import re
 import sys
@@ -23,15 +22,17 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, Format
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import columns, print_json, say, say_fitting, say_table
 from kvcheck.core.base.cells import CONNECTIONS
 from kvcheck.core.base.codes import BUGS, CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.registry import Registry, did_you_mean, unknown_name
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.base.server_facts import EvidenceKind
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
+from kvcheck.core.report.wording import LABEL, labelled
 from kvcheck.core.run.store import write_text
 
 OLDEST_PYTHON = (3, 11)
@@ -81,16 +82,30 @@ KINDS: dict[str, tuple[str, ...]] = {
     "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {
+    "scenarios": "Workloads, for kvcheck stress NAME.",
+    "shapes": "Models and their pools, for --shape NAME.",
+    "oracles": "Judges of a schedule's history.",
+    "mutants": "Bugs put back, for kvcheck stress --mutant NAME.",
+    "strategies": "Orders of operations, for --strategy NAME.",
+    "decoders": "Sources of tokens, for --decoder NAME.",
+    "targets": "Caches, for --target NAME; also MODULE:NAME, code of yours.",
+    "engines": "Installed engines, for kvcheck probe NAME.",
     "probes": "For kvcheck probe ENGINE --probe NAME, or NAME.SUBJECT.",
-    "server-scenarios": "For kvcheck live URL.",
+    "transports": "Ways between ranks, for --transport NAME.",
+    "cases": "Prices, for kvcheck bench NAME.",
+    "formats": "Reports, for -o NAME=PATH.",
+    "codes": "Kinds of findings.",
+    "server-scenarios": "For kvcheck live URL NAME.",
     "servers": "Engines that kvcheck asks over HTTP.",
-    "evidence": "What a running server did under requests that were judged.",
-    "situations": "What a schedule makes happen, by the state in which it happens.",
+    "evidence": "Work of a running server under requests that were judged.",
+    "situations": "Events of schedules, by the state in which they happen.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
 EXPLAINED = (*EXPLAINED_KINDS, *(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes")))
 """Kinds in the order in which a name is looked for."""
+RUN_BY = {"mutants": "kvcheck stress --mutant {} --seed 1", "scenarios": "kvcheck stress {} --seed 1"}
 _ONE_OF = {"strategies": "strategy", "evidence": "evidence"}
+Row = dict[str, str | int | list[str]]
 CARD_FIELDS = ("shows", "matters", "example")
 
 
@@ -111,37 +126,38 @@ def doctor(
 ) -> None:
     """Exit with 0 if a stress run on the CPU has all its requirements, else with 4."""
     checks = [_python(), _platform(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
-    width = max(len(check.name) for check in checks)
     if format_name == "json":
-        typer.echo(json.dumps([asdict(check) for check in checks], indent=1))
-    for check in checks if format_name == "text" else ():
-        fix = f"   fix: {check.fix}" if check.fix else ""
-        say(f"{check.state:<8} {check.name:<{width}}  {check.detail}{fix}")
+        print_json(checks)
+    else:
+        say_table(("state", "part", "found"), [(check.state, check.name, check.detail) for check in checks])
+        if fixes := [(check.name, check.fix) for check in checks if check.fix]:
+            say()
+            say_table(("part", "fix"), fixes)
+        say()
     wanting = [check for check in checks if check.needed and check.state != "ok"]
     if wanting:
         names = ", ".join(check.name for check in wanting)
         raise UnknownVerdict(f"a stress run on the CPU cannot be judged here: missing {names}; next: {wanting[0].fix}")
     if format_name == "text":
-        say("All that a stress run on the CPU needs is here: kvcheck stress")
+        others = counted(sum(check.state != "ok" for check in checks), "other part")
+        say_fitting(f" PASS  all that a stress run on the CPU needs is here; {others} missing or unknown")
+        say(" next   kvcheck stress")
 
 
 def list_kind(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}. Default: these kinds.")] = None,
     format_name: Format = "text",
 ) -> None:
-    table = {each: NOTES.get(each, "") for each in KINDS} if kind is None else things(kind)
-    rows = [_row(name, thing) for name, thing in table.items()]
+    rows = _kinds() if kind is None else [_row(name, thing) for name, thing in things(kind).items()]
     if format_name == "json":
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    if kind is None:
-        say("kvcheck list KIND, with one of these kinds:")
-    elif kind in NOTES:
-        say(NOTES[kind])
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        breaks = f" (breaks {', '.join(row['breaks'])})" if "breaks" in row else ""
-        say(f"{row['name']:<{width}}  {row['about']}".rstrip() + breaks)
+        print_json(rows)
+    elif kind is None:
+        _say_kinds(rows)
+    else:
+        say_table(("name", "meaning"), [(str(row["name"]), str(row["about"])) for row in rows])
+        say()
+        say_fitting(f" {counted(len(rows), 'name')}. {NOTES[kind]}")
+        say(f" next   kvcheck explain {rows[0]['name']}")
 
 
 def explain(
@@ -152,17 +168,19 @@ def explain(
     format_name: Format = "text",
 ) -> None:
     if code is None:
-        kinds = ", ".join((*EXPLAINED_KINDS, "codes", *EXPLAINED[len(EXPLAINED_KINDS) :]))
-        raise UsageError(
-            f"explain: expected a code such as KV102, or a name that kvcheck list KIND prints; kinds: {kinds}"
-        )
+        if format_name == "text":
+            _say_kinds(_kinds())
+        raise UsageError("explain: expected a code such as KV102, or a name that kvcheck list KIND prints")
     card = _card(code)
     if format_name == "json":
-        typer.echo(json.dumps(card, indent=1))
+        print_json(card)
         return
     for key, value in card.items():
-        for line in [f"{key.replace('_', ' ')}: {value}"] if "\n" not in value else [f"{key}:", *value.splitlines()]:
+        first, *more = value.splitlines()
+        for line in labelled(key.replace("_", " "), first, columns()):
             say(line)
+        for line in more:
+            say(f"{'':{LABEL + 1}}{line}")
 
 
 def things(kind: str) -> dict[str, object]:
@@ -184,6 +202,20 @@ def things(kind: str) -> dict[str, object]:
     return found
 
 
+def _kinds() -> list[Row]:
+    named = {kind: [*things(kind)] for kind in KINDS}
+    return [
+        {"name": kind, "about": NOTES[kind], "names": len(names), "example": names[0]} for kind, names in named.items()
+    ]
+
+
+def _say_kinds(rows: list[Row]) -> None:
+    heads = ("kind", "names", "an example", "use")
+    say_table(heads, [tuple(str(row[key]) for key in ("name", "names", "example", "about")) for row in rows])
+    say()
+    say(" next   kvcheck list mutants, kvcheck explain KV102")
+
+
 def _text_of(table: Registry[object], name: str) -> str:
     try:
         thing = table.load(name)
@@ -192,8 +224,8 @@ def _text_of(table: Registry[object], name: str) -> str:
     return table.about(name) or str(getattr(thing, "shows", ""))
 
 
-def _row(name: str, thing: object) -> dict[str, str | list[str]]:
-    row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
+def _row(name: str, thing: object) -> Row:
+    row: Row = {"name": name, "about": _about(thing)}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
     if isinstance(thing, EvidenceKind):
@@ -237,7 +269,8 @@ def _card(name: str) -> dict[str, str]:
                     if kind in EXPLAINED_KINDS
                     else {"about": _about(thing), "see": f"kvcheck list {kind}"}
                 )
-                return {_ONE_OF.get(kind, kind.removesuffix("s")): key, **(_prose(thing) or about)}
+                card = {_ONE_OF.get(kind, kind.removesuffix("s")): key, **(_prose(thing) or about)}
+                return card | ({"next": RUN_BY[kind].format(key)} if kind in RUN_BY else {})
     if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):
         return {"bug": letters[name.lower()], "see": "docs/bugs.md"}
     titled = [f"{code} {row.title}" for code, row in CODES.items() if name.lower() in row.title.split()]

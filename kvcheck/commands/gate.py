@@ -28,7 +28,7 @@ from kvcheck.commands.options import (
     draw_seed,
 )
 from kvcheck.commands.report import loaded, parse_outputs, report_problem
-from kvcheck.commands.terminal import columns, say, warn
+from kvcheck.commands.terminal import columns, print_json, say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import RunRecord, read_record
@@ -59,8 +59,7 @@ from kvcheck.core.report.gate.result import (
     tally,
 )
 from kvcheck.core.report.gate.text import HEADINGS, NARROWEST, cells, decision_text, sections
-from kvcheck.core.report.screen import LABEL, labelled, wrapped
-from kvcheck.core.report.wording import fitted, folded
+from kvcheck.core.report.wording import LABEL, fitted, folded, labelled, wrapped
 from kvcheck.core.run.identity import environment, tool
 from kvcheck.core.run.store import check_writable, find_run
 
@@ -205,8 +204,7 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
         if row.verdict.name == "INCONCLUSIVE" and result.on_inconclusive == "warn":
             warn(f"{row.id} is INCONCLUSIVE and passes by --on-inconclusive warn")
     if is_quiet:
-        sys.stdout.write(result.to_json())  # ASCII: nothing in it that a terminal obeys
-        sys.stdout.flush()
+        print_json(result.plain())
         return
     for line in [*lines, f" exit {result.exit_code}"]:
         say(line)

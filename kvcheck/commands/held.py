@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,9 +33,9 @@ class Replayed:
     agreed: int
     told: list[str]
 
-    def to_json(self, plan: Plan | RoundPlan, times: int) -> str:
+    def plain(self, plan: Plan | RoundPlan, times: int) -> dict[str, object]:
         row = {"line": plan.line(), "cell": plan.cell, "verdict": self.verdict.value}
-        return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})
+        return {**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,21 @@ import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
 from kvcheck.commands.reference import reference
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import say, say_fitting
 from kvcheck.core.base.errors import UsageError
 
 DEFAULT_NODES = 4096
 MOST_TOKENS = 1 << 20
+SERVED = 2048
+"""Tokens of a request at most, on a server with so few pages that it has to preempt and evict."""
+SERVERS = {
+    "http://127.0.0.1:8000": "VLLM_SERVER_DEV_MODE=1 vllm serve {folder} --port 8000 --max-model-len {length} "
+    "--num-gpu-blocks-override 140 --enable-prompt-tokens-details --scheduling-policy priority",
+    "http://127.0.0.1:30000": "python -m sglang.launch_server --model-path {folder} --port 30000 --context-length "
+    "{length} --max-total-tokens 3200 --page-size 16 --schedule-conservativeness 0.1 --enable-metrics "
+    "--enable-cache-report",
+}
+"""Address: the line that starts a server there, as in docs/live.md."""
 
 
 Window = Annotated[
@@ -99,9 +109,11 @@ def make(
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)
     made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
-    say(f"{out}: {made}, digest {known.digest}")
+    say_fitting(f" made   {out}: {made}, digest {known.digest}")
     folder = shlex.quote(str(out))
-    say(f"next: start a server with it, such as vllm serve {folder}, then kvcheck live URL --known-answers {folder}")
+    for label, (url, serve) in zip(("next", "or"), SERVERS.items(), strict=True):
+        say(f" {label:<6} {serve.format(folder=folder, length=min(SERVED, length))}")
+        say(f" then   kvcheck live {url} --known-answers {folder}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
+PLAIN = re.compile(r"[\w@%+=:,./-]+(#\d+)?")
+"""Words that a shell takes as they are, RUN#N among them."""
 
 
 def heading(text: str) -> Callable[..., Any]:
@@ -67,6 +71,12 @@ ConditionalFails = Annotated[
         help="Also fail on conditional findings: those under an assumption that the engine does not promise.",
     ),
 ]
+
+
+def command_line(*words: str, out: Path = DEFAULT_OUT) -> str:
+    """Return a command to copy, with --out where runs are not stored in the usual folder."""
+    more = () if out == DEFAULT_OUT else ("--out", str(out))
+    return " ".join(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in ("kvcheck", *words, *more))
 
 
 def draw_seed() -> int:

@@ -20,17 +20,18 @@ import typer
 from kvcheck.commands import server as of_server
 from kvcheck.commands.held import Replayed, replay_held
 from kvcheck.commands.live_replay import replay_sent
-from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive, command_line
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.targets import target_of
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import print_json, say, say_fitting
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan, OwnPlan, is_live_line, is_own_line, parse_live_line, parse_own_line
+from kvcheck.core.report.view import verdicts_text
 from kvcheck.core.report.wording import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.store import find_run, is_stored
@@ -72,17 +73,42 @@ def replay(
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
             check_plan(each)
-    worst = Verdict.PASS
+    verdicts: list[Verdict] = []
+    follows: str | None = None
     schedules = _replayed(plans, times, device, in_process=in_process)
     for of, done in chain[tuple[Plan | RoundPlan, Replayed]](
         schedules, ((each, replay_sent(each, times, server)) for each in sent)
     ):
-        for line in done.told if format_name == "text" else [done.to_json(of, times)]:
-            say(line)
-        worst = Verdict.worst((worst, done.verdict))
+        if format_name == "json":
+            print_json(done.plain(of, times), indent=None)
+        for line in done.told if format_name == "text" else ():
+            say_fitting(line)
+        follows = None if any("   next " in line for line in done.told) else _next(what[0], of, done.verdict, out)
+        verdicts.append(done.verdict)
+    worst = Verdict.worst(verdicts)
     if format_name == "text":
+        if len(verdicts) > 1:
+            say(f" {worst.value.upper()}  {counted(len(verdicts), 'line')}: {verdicts_text(verdicts)}")
+            if worst is Verdict.FAIL and len(what) == 1:
+                say(f"   next    {command_line('show', what[0], out=out)}")
+        elif follows is not None:
+            say(f"   next    {follows}")
         say(f" exit {worst.exit_code}")
     return worst.exit_code
+
+
+def _next(what: str, plan: Plan | RoundPlan, verdict: Verdict, out: Path) -> str | None:
+    """Return the command after one line: the story of a failure, or its cell, since one schedule is no proof."""
+    if verdict is Verdict.FAIL and not _is_line(what) and (named := FINDING.fullmatch(what)):
+        return command_line("show", f"{named['run']}#{named['number']}", out=out)
+    if not isinstance(plan, Plan) or not plan.is_in_process or plan.on_device:
+        return None
+    if verdict is Verdict.FAIL:
+        return f"kvcheck shrink {plan.line()}"
+    if verdict is Verdict.PASS:
+        target = [] if plan.own_target is None else ["--target", plan.own_target]
+        return command_line("stress", plan.scenario, "--shape", plan.shape, *target)
+    return None
 
 
 def _replayed(

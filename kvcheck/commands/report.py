@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from kvcheck.commands.options import DEFAULT_OUT, StoredIn
-from kvcheck.commands.terminal import say, warn
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn
+from kvcheck.commands.terminal import print_json, say, warn
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.base.registry import Registry
@@ -45,13 +45,14 @@ def report(
         ),
     ] = None,
     out: StoredIn = DEFAULT_OUT,
+    format_name: Format = "text",
 ) -> None:
     """Write reports of runs.
 
     Without -o: report.html and the CSV tables beside run.json. With -o and a file name, several runs share one page
     (html, csv or md).
     """
-    outputs = parse_outputs(output, known=(WRITERS, COMPARISON_WRITERS))
+    outputs = parse_outputs(output, format_name, known=(WRITERS, COMPARISON_WRITERS))
     named = [find_run(name, out) for name in runs]
     found = [*{path.resolve(): path for path in named}.values()]
     records = [(path, read_record(path)) for path in found]
@@ -63,13 +64,21 @@ def report(
     check_outputs([(format_name, path) for _, format_name, path in jobs] + joint, sources=found)
     if joint:
         _compare(records, joint)
-    for record, format_name, path in jobs:
+    written = [*joint]
+    is_text = format_name == "text"
+    for _, path in joint if is_text else ():
+        say(str(path))
+    for record, output_format, path in jobs:
         if path == STDOUT:
             if problem := _tell_github(record):
                 warn(problem)
             continue
-        loaded(WRITERS, format_name)(record, path)
-        say(str(path))
+        loaded(WRITERS, output_format)(record, path)
+        written.append((output_format, path))
+        if is_text:
+            say(str(path))
+    if not is_text:
+        print_json({"files": [{"format": each, "path": str(path)} for each, path in written]})
 
 
 def parse_outputs(
@@ -95,7 +104,6 @@ def _compare(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Pat
     comparison = compare([record for _, record in records])
     for format_name, path in outputs:
         loaded(COMPARISON_WRITERS, format_name)(comparison, path)
-        say(str(path))
 
 
 def check_outputs(outputs: list[tuple[str, Path]], sources: Sequence[Path] = ()) -> None:

@@ -25,8 +25,8 @@ from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import columns
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.record import MutantResult, Verdict
-from kvcheck.core.report.screen import MARK, labelled
-from kvcheck.core.report.wording import folded
+from kvcheck.core.report.screen import MARK
+from kvcheck.core.report.wording import folded, labelled
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
 

@@ -6,7 +6,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +13,13 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice
 from kvcheck.commands.report import loaded, parse_outputs
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import columns, print_json, say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
+from kvcheck.core.base.story import Story
 from kvcheck.core.report import STORY_WRITERS
 from kvcheck.core.report.story_text import story_lines, why_no_story
-from kvcheck.core.report.wording import FINDING, PROOF
+from kvcheck.core.report.wording import FINDING, PROOF, SMALL, replay_line, shorter, small_line
 from kvcheck.core.run.store import RunStore, check_writable, find_run, is_stored
 
 MAX_DIGITS = 6
@@ -53,17 +53,31 @@ def show(
             raise UsageError(f"-o {name}={file}: expected another file than the record it is made from")
         check_writable(file)
     if format_name == "json":
-        say(json.dumps(to_plain(cause.story)))
+        print_json(_plain(found, cause))
     else:
         if cause is not found:
             say(f" finding {found.id} is a symptom of {cause.id}, whose story this is")
-        for line in story_lines(cause):
+        for line in [*story_lines(cause, columns()), "", *_commands(record, cause)]:
             say(line)
     for name, file in outputs:
         loaded(STORY_WRITERS, name)(cause, file)
         if format_name == "text":
             say(f" {name} {file}")
     return 0
+
+
+def _commands(record: RunRecord, cause: Finding) -> list[str]:
+    small = shorter(small_line(cause), record, cause, SMALL)
+    named = (("again", replay_line(record, cause)), ("small", small), ("more", f"kvcheck explain {cause.code}"))
+    return [f"    {label:<6}  {command}" for label, command in named if command]
+
+
+def _plain(found: Finding, cause: Finding) -> dict[str, object]:
+    """Return the story with the finding that it is of. cause: itself, or the finding that it is a symptom of."""
+    story = to_plain(cause.story or Story(about=cause.cell, untold=why_no_story(cause)))
+    assert isinstance(story, dict), "a dataclass becomes a dict"
+    head = {"finding": found.id, "cause": cause.id, "code": cause.code, "cell": cause.cell, "message": cause.message}
+    return {**head, "replay": cause.replay, **story}
 
 
 def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, str | None]:

@@ -17,7 +17,7 @@ from kvcheck.commands import own_target
 from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
 from kvcheck.commands.replay import lines_of
 from kvcheck.commands.targets import runner_of
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import say, say_fitting
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Verdict
@@ -47,7 +47,7 @@ def shrink(
     if is_text:
         say(f" from    {plan.line()}")
     if plan.own_target is None:
-        verdict = search(plan, runs, say, is_text=is_text)
+        verdict = search(plan, runs, _print(is_text), is_text=is_text)
     else:
         verdict = _search_apart(plan, runs, is_text=is_text)
     if is_text:
@@ -68,7 +68,7 @@ def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool)
     waits = None
     if shrunk is not None and shrunk.last.plan.strategy == ANSWERS:
         waits = search_waits(runner, shrunk.last.plan, shrunk.finding)
-    for line in _told(plan, shrunk, waits) if is_text else [_to_json(plan, shrunk, waits)]:
+    for line in _text(plan, shrunk, waits) if is_text else [_to_json(plan, shrunk, waits)]:
         tell(line)
     return Verdict.UNKNOWN if shrunk is None else Verdict.FAIL
 
@@ -78,12 +78,16 @@ def _search_apart(plan: Plan, runs: int, *, is_text: bool) -> Verdict:
     from kvcheck.core.run.workers import Unanswered
 
     try:
-        return own_target.shrink(plan, runs, say, is_text=is_text)
+        return own_target.shrink(plan, runs, _print(is_text), is_text=is_text)
     except Unanswered as why:
         failed = f"this schedule or a smaller one: {why}"
         row = {"line": plan.line(), "verdict": Verdict.FAIL.value, "code": "KV902", "error": failed}
-        say(f" STOPPED  {plan.cell}: KV902 {failed}" if is_text else json.dumps(row))
+        _print(is_text)(f" STOPPED  {plan.cell}: KV902 {failed}" if is_text else json.dumps(row))
         return Verdict.FAIL
+
+
+def _print(is_text: bool) -> Callable[[str], None]:
+    return say_fitting if is_text else say
 
 
 def _plan(what: str, lines: list[str]) -> Plan:
@@ -94,15 +98,16 @@ def _plan(what: str, lines: list[str]) -> Plan:
     return parse_line(lines[0])
 
 
-def _told(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> list[str]:
+def _text(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> list[str]:
+    again = f"   next    kvcheck replay {plan.line()}"
     if shrunk is None:
         wanted = "nothing" if plan.expect is None else f"no {plan.expect}"
-        return [f" UNKNOWN  {plan.cell}: {wanted} was found, so there is nothing to shrink; see kvcheck replay"]
+        return [f" UNKNOWN  {plan.cell}: {wanted} was found, so there is nothing to shrink", again]
     last, finding = shrunk.last.plan, shrunk.finding
     wait = [] if waits is None else [f"   wait    {waits.text()}"]
     if last == plan or shrunk.last is shrunk.first:
         head = f" NOT SMALLER  {last.cell}: {finding.code} {finding.message}"
-        return [head, f"   none of {counted(shrunk.runs - 1, 'smaller schedule')} failed alike", *wait]
+        return [head, f"   none of {counted(shrunk.runs - 1, 'smaller schedule')} failed alike", *wait, again]
     (before, after), (held, holds) = shrunk.requests, shrunk.pages
     answers = "every answer is yes" if not shrunk.refused else f"answered with no: {', '.join(shrunk.refused)}"
     return [

@@ -23,7 +23,14 @@ from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.report.wording import conditional_text, coverage_text, observed_texts, rounds_word
+from kvcheck.core.report.wording import (
+    conditional_text,
+    coverage_text,
+    observed_texts,
+    rounds_word,
+    table_lines,
+    wrapped,
+)
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -31,6 +38,8 @@ _STYLES = {
     r"^ (PASS|OK|FIXED|CLEAN)(?= |$)": "bold green",
     r"^ (FAIL|SLOWER|STILL FAILS)(?= |$)": "bold red",
     r"^ (\?\?\?\?|UNKNOWN|INCONCLUSIVE|NOT REPRODUCED)(?= |$)": "bold yellow",
+    r"^ ok(?=  )": "green",
+    r"^ (missing|unknown)(?=  )": "bold yellow",
     r"(?<!\w)✔": "green",
     r"(?<!\w)✘": "bold red",
     r"(?<![\w?])\?(?=[\d ]|[a-z])": "bold yellow",
@@ -39,6 +48,8 @@ _STYLES = {
     r"(?<=^ report )\S.*": "underline",
 }
 """Styles by the text that they are given to: verdicts, marks, codes, commands and paths."""
+WHOLE = re.compile(r"^ +(from|fails|next|then) |\bkvcheck [a-z]+ ")
+"""Lines that are never folded."""
 _MARKS = str.maketrans({"✔": "+", "✘": "x", "·": ".", "━": "=", "─": "-", "…": "...", "±": "+-"})
 """Replacements for an output that cannot encode them."""
 WRITING = threading.RLock()
@@ -55,6 +66,24 @@ def say(line: str = "") -> None:
     text = _shown(line, getattr(sys.stdout, "encoding", None))
     is_coloured = has_colours(sys.stdout)
     typer.echo(coloured(text) if is_coloured else text, color=is_coloured or None)
+
+
+def say_fitting(line: str) -> None:
+    """Print a line, folded at spaces to the terminal's width unless it has a command or a schedule, to be copied."""
+    for part in [line] if WHOLE.search(line) else wrapped(line, columns()) or [""]:
+        say(part)
+
+
+def say_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, folding: Sequence[int] = (-1,)) -> None:
+    """Print a table in the terminal's width. folding: columns of prose."""
+    for line in table_lines([heads, *rows], columns(), folding=folding):
+        say(line)
+
+
+def print_json(value: object, *, indent: int | None = 1) -> None:
+    """Print JSON on stdout, in ASCII: the same in any encoding, and nothing that a terminal obeys. Raises OSError."""
+    sys.stdout.write(json.dumps(to_plain(value), indent=indent, allow_nan=False) + "\n")
+    sys.stdout.flush()
 
 
 def coloured(line: str) -> str:
@@ -201,9 +230,7 @@ class Terminal:
 
     def record(self, record: RunRecord) -> None:
         if self.is_quiet:
-            # In ASCII: the same JSON, whatever the encoding of stdout, and nothing that a terminal obeys.
-            sys.stdout.write(json.dumps(to_plain(record), indent=1) + "\n")
-            sys.stdout.flush()
+            print_json(record)
 
 
 def complain(message: str) -> None:

@@ -23,11 +23,24 @@ def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytes
     parameters = read_model(folder).parameters
     assert parameters.distance == 20
     told = capsys.readouterr().out
-    assert read_model(folder).digest in told and f"vllm serve {shlex.quote(str(folder))}, then" in told
+    quoted = shlex.quote(str(folder))
+    assert read_model(folder).digest in told and told.count(f" --known-answers {quoted}\n") == 2
+    assert f"vllm serve {quoted} --port 8000 --max-model-len 256 " in told
+    assert f"sglang.launch_server --model-path {quoted} --port 30000 --context-length 256 " in told
     request = walk(parameters, count=9)
     prompt.write_text(json.dumps(request))
     assert run(["model", "answer", str(folder), "--prompt", str(prompt), "--tokens", "5"]) == 0
     assert json.loads(capsys.readouterr().out) == list(answers(Alphabet(parameters), request, 5))
+
+
+def test_the_lines_that_start_servers_are_those_of_the_manual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["model", "make", "known-answers", "--layers", "2", "--kv-heads", "2"]) == 0
+    lines = [line[8:] for line in capsys.readouterr().out.splitlines() if " known-answers --port " in line]
+    manual = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2 and set(lines) <= set(manual)
 
 
 def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> None:

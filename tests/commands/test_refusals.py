@@ -45,7 +45,7 @@ NAMES = [
     ("selftest offload-skips-index-buffer -o csv=file", "cannot write file: File exists"),
     ("selftest nope", "unknown mutant 'nope'"),
     ("probe", "Missing argument 'ENGINE[:ENV]': sglang, vllm, lmcache, mooncake"),
-    ("explain", "kinds: oracles, mutants, scenarios, codes"),
+    ("explain --format json", "expected a code such as KV102"),
     ("explain kv0102", "did you mean 'KV102'"),
     ("list shape", "did you mean 'shapes'"),
     # Another command is meant.

@@ -132,6 +132,7 @@ def test_a_failing_run_stores_a_smaller_line_that_replays(tmp_path: Path, capsys
     assert run(["replay", f"{name}:small", "--out", str(tmp_path)]) == 1
     assert "STILL FAILS 1/1  hicache/llama-3-micro: KV201" in capsys.readouterr().out
     assert run(["replay", name, "--out", str(tmp_path)]) == 1
-    assert "hicache/llama-3-tiny: KV201" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "hicache/llama-3-tiny: KV201" in printed and f"   next    kvcheck show {name} --out {tmp_path}" in printed
     assert run(["shrink", name, "--runs", "3", "--out", str(tmp_path)]) == 1
     assert f" from    {small.line()}" in capsys.readouterr().out

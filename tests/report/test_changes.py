@@ -77,12 +77,30 @@ def test_one_cause_in_several_cells_is_one_entry_with_a_line(
 ) -> None:
     """22 findings of one edit were printed one by one, each with its line."""
     cells = [replace(FOREIGN, shape=f"shape-{at}", page=at, replay=f"kvcheck replay {at}") for at in range(4)]
-    found = changes(made(), later(made(*cells, OTHER)), share=0.5)
+    alike = replace(OTHER, shape="shape-0", replay="kvcheck replay 8")
+    other = replace(OTHER, code="KV104", replay="kvcheck replay 9")
+    after = later(made(*cells, alike, other))
+    found = changes(made(), after, share=0.5)
     groups = found.grouped(ChangeState.NEW)
-    assert sorted(map(len, groups)) == [1, 4] and len(found.of(ChangeState.NEW)) == 5
-    assert run(["compare", *stored(tmp_path, made(), later(made(*cells, OTHER)))]) == 1
+    assert sorted(map(len, groups)) == [1, 5] and len(found.of(ChangeState.NEW)) == 6
+    assert run(["compare", *stored(tmp_path, made(), after)]) == 1
     said = capsys.readouterr().out
-    assert said.count("kvcheck replay") == 2 and all(f"retract-resume/shape-{at}" in said for at in range(4))
+    assert " new          6 changes of 2 causes" in said and "4 cells: " in said and "5 changes" in said
+    assert said.count("    again     kvcheck replay") == 2 and all(
+        f"retract-resume/shape-{at}" in said for at in range(4)
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_entries_fit_the_terminal_and_end_with_a_command(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    cells = [replace(FOREIGN, shape=f"shape-{at}", replay=f"kvcheck replay {at}") for at in range(9)]
+    assert run(["compare", *stored(tmp_path, made(), later(made(*cells)))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width or "kvcheck" in line for line in lines)
+    assert lines[-2].startswith(" next   kvcheck ") and lines[-1] == " exit 1"
 
 
 def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None:

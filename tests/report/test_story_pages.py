@@ -41,7 +41,7 @@ def test_the_page_shows_the_story_of_the_cause_and_why_there_is_none() -> None:
 
 
 def test_the_text_has_a_row_for_each_step_and_says_what_does_not_wait() -> None:
-    lines = story_lines(TOLD)
+    lines = story_lines(TOLD, 200)
     start = next(at for at, line in enumerate(lines) if line.startswith(" lanes"))
     rows = lines[start + 3 : start + 8]
     assert rows == [
@@ -53,6 +53,13 @@ def test_the_text_has_a_row_for_each_step_and_says_what_does_not_wait() -> None:
     ]
     assert "    0  00ff  request 9, position 3  0a0b    request 7, position 0" in lines
     assert "    1  a5a5  never written          -       not known" in lines
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_fits_its_width_and_loses_nothing(width: int) -> None:
+    lines = story_lines(TOLD, width)
+    assert max(map(len, lines)) <= width
+    assert sorted(" ".join(lines).split()) == sorted(" ".join(story_lines(TOLD, 1000)).split())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_the_text_has_a_row_for_each_step_and_says_what_does_not_wait() -> None:
 )
 def test_a_finding_without_a_story_says_why(change: dict[str, object], why: str) -> None:
     finding = replace(FOREIGN, **{"schedule": "a:shape=b", **change})  # type: ignore[arg-type]
-    assert why in str(why_no_story(finding)) and why in story_lines(finding)[-1]
+    assert why in str(why_no_story(finding)) and why in story_lines(finding, 200)[-1]
 
 
 def test_the_terminal_names_the_command_of_a_story_alone() -> None:

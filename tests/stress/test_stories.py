@@ -254,7 +254,7 @@ def test_at_most_so_many_causes_are_told_and_places_that_cannot_be_told_run_noth
 
 
 def golden_text() -> str:
-    return "\n".join(story_lines(dataclasses.replace(failed()[0], id="RUN.1", story=told_of_failed()))) + "\n"
+    return "\n".join(story_lines(dataclasses.replace(failed()[0], id="RUN.1", story=told_of_failed()), 1000)) + "\n"
 
 
 if __name__ == "__main__":

@@ -23,13 +23,11 @@ from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_o
 from kvcheck.core.report.prices import in_short, is_check, is_enough
 from kvcheck.core.report.situation_matrix import situation_view
 from kvcheck.core.report.view import LEAST_FILLED, CellView, cause_view, cells_of, verdicts_text, work_counts
-from kvcheck.core.report.wording import SMALL, aligned, shorter, small_line, why_text
+from kvcheck.core.report.wording import LABEL, SMALL, aligned, hanging, labelled, shorter, small_line, why_text, wrapped
 
 MARK = {Verdict.PASS: "✔", Verdict.UNKNOWN: "?", Verdict.FAIL: "✘"}
 OPEN = "·"
 """The mark of a cell that has not run enough for a verdict."""
-LABEL = 13
-"""Characters of a label with its margin: " not reached  "."""
 MOST_CAUSES = 3
 MOST_REASONS = 4
 MOST_NAMED = 4
@@ -108,39 +106,13 @@ def _named_entries(placed: Mapping[str, Mapping[str, Sequence[CellView]]], width
     lines = []
     for name, row in placed.items():
         entries = [f"{_entry(cell.row, False)}{column}" for column, cells in row.items() for cell in cells]
-        lines += _hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
+        lines += hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
     return lines
 
 
 def in_fields(parts: Sequence[str], width: int) -> list[str]:
     """Return the parts, unbroken and three blanks apart, in lines of `width`."""
-    return _hanging("", parts, width, indent=3, between="   ")
-
-
-def _hanging(head: str, parts: Sequence[str], width: int, *, indent: int, between: str = "  ") -> list[str]:
-    """Return `head` and the parts, each unbroken, in lines of `width`; lines after the first start at `indent`."""
-    lines, line = [], head
-    for part in parts:
-        if len(line.rstrip()) > indent and len(line) + len(part) > width:
-            lines.append(line.rstrip())
-            line = " " * indent
-        line += part + between
-    return [*lines, line.rstrip().removesuffix(between.rstrip())]
-
-
-def labelled(label: str, text: str, width: int, most: int | None = None) -> list[str]:
-    """Return a label and its wrapped text. most: lines; what is left out ends in …."""
-    lines = textwrap.wrap(
-        text,
-        max(width, LABEL + 20),
-        initial_indent=f" {label:<{LABEL - 1}} ",
-        subsequent_indent=" " * (LABEL + 1),
-        break_long_words=False,
-        break_on_hyphens=False,
-        max_lines=most,
-        placeholder=" …",
-    )
-    return lines or [f" {label}"]
+    return hanging("", parts, width, indent=3, between="   ")
 
 
 def below_lines(record: RunRecord, width: int) -> list[str]:
@@ -299,10 +271,6 @@ def cause_lines(record: RunRecord, width: int, reviewed: Reviewed, *, is_kept: b
         told = f" ~ {counted(len(of_reason), 'conditional finding')}, reviewed for this release: {why} ({cells})"
         lines += wrapped(told, width)
     return [*lines, *([""] if lines and lines[-1] else [])]
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 
 
 def _entry_lines(number: int, entry: Entry, record: RunRecord | None, width: int) -> list[str]:

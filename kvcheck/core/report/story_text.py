@@ -9,28 +9,29 @@ from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Story, StoryStep, Word
 from kvcheck.core.base.untold import why_untold
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.report.wording import aligned, by_name
+from kvcheck.core.report.wording import by_name, hanging, hung, table_lines, wrapped
 
 MARKS = {WRITE: "W", READ: "R", HOST: "h", MESSAGE: "m"}
-LEGEND = "W writes, R reads, h the host acts, m a message, | still pending, * the finding names it"
+LEGEND = ("W writes", "R reads", "h the host acts", "m a message", "| still pending", "* the finding names it")
 NOT_KEPT = "its record has no story: it was made without one, or only the first causes of the run have one"
 
 
-def story_lines(finding: Finding) -> list[str]:
-    """Return the output of `kvcheck show` for a finding."""
+def story_lines(finding: Finding, width: int) -> list[str]:
+    """Return the finding and its story in lines of `width`."""
     known = CODES.get(finding.code)
     title = known.title if known else "unknown code"
-    lines = [f" {finding.id}  {finding.code} {title}   {finding.cell}", f"    what    {finding.message}"]
+    lines = wrapped(f" {finding.id}  {finding.code} {title}   {finding.cell}", width)
+    lines += hung("    what    ", finding.message, width)
     if (why := why_no_story(finding)) is not None:
-        return [*lines, f"    story   none: {why}"]
+        return lines + hung("    story   ", f"none: {why}", width)
     story = finding.story
     assert story is not None
-    lines += [f"    about   {story.about}", "", *_timeline(story), ""]
+    lines += [*hung("    about   ", story.about, width), "", *_timeline(story, width), ""]
     if story.history:
-        lines += [" history", *(f"    {line}" for line in story.history), ""]
+        lines += [" history", *(line for text in story.history for line in hung(" " * 4, text, width)), ""]
     if story.row is not None:
-        lines += [f" words of {story.row}", *_words(story.words), ""]
-    return [*lines, f"    replay  {finding.replay}"]
+        lines += [*wrapped(f" words of {story.row}", width), *_words(story.words, width), ""]
+    return lines[:-1]
 
 
 def why_no_story(finding: Finding) -> str | None:
@@ -65,17 +66,19 @@ def waits_text(story: Story, at: int) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _timeline(story: Story) -> list[str]:
+def _timeline(story: Story, width: int) -> list[str]:
     lanes = lanes_of(story)
     names = [f"{lane_letter(at)} {lane}" for at, lane in enumerate(lanes)]
     head = f"        {' '.join(lane_letter(at) for at in range(len(lanes)))}"
-    rows = []
+    rows: list[str] = []
     for at, step in enumerate(story.steps):
         cells = [_cell(story, at, lane) for lane in lanes]
         waits = waits_text(story, at)
         mark = "*" if step.is_wrong else " "
-        rows.append(f"    {at + 1:2} {mark}{' '.join(cells)}   {step_text(step)}{f'   [{waits}]' if waits else ''}")
-    return [f" lanes   {' · '.join(names)}", f"         {LEGEND}", head, *rows]
+        text = f"{step_text(step)}{f'   [{waits}]' if waits else ''}"
+        rows += hung(f"    {at + 1:2} {mark}{' '.join(cells)}   ", text, width)
+    drawn = hanging(" lanes   ", names, width, indent=9, between=" · ")
+    return [*drawn, *hanging(" " * 9, LEGEND, width, indent=9, between=", "), head, *rows]
 
 
 def _cell(story: Story, at: int, lane: str) -> str:
@@ -91,10 +94,10 @@ def is_pending(step: StoryStep, moment: int) -> bool:
     return is_one and step.kind in (WRITE, READ) and step.begin < moment and (step.end is None or moment <= step.end)
 
 
-def _words(words: Sequence[Word]) -> list[str]:
+def _words(words: Sequence[Word], width: int) -> list[str]:
     rows = [("", "seen", "", "wanted", "")]
     rows += [
         (str(word.index), printable(word.seen), word.seen_says, printable(word.wanted or "-"), word.wanted_says)
         for word in words
     ]
-    return [f"    {line}" for line in aligned(rows)]
+    return [f"   {line}" for line in table_lines(rows, width - 3, folding=(2, 4))]

@@ -25,6 +25,10 @@ UNSEEN = ("events",)
 """Counts that cannot be taken inside a server."""
 LONG = 100
 """Most characters of a command that a chat or a ticket does not fold."""
+LABEL = 13
+"""Characters of a label with its margin: " not reached  "."""
+PROSE = 16
+"""Characters of the narrowest column of prose; a longer word, such as a path, stands out of its own line alone."""
 PROOF = ":proof"
 """Suffix of a number: the run in the other order, which shows the harm of a missing wait."""
 SMALL = ":small"
@@ -143,14 +147,70 @@ def fitted(natural: Sequence[int], narrowest: Sequence[int], width: int, gap: in
     return tuple(widths)
 
 
-def folded(cells: Sequence[str], widths: Sequence[int], *, margin: int = 0, gap: int = 2) -> list[str]:
-    """Return a row of a table whose cells fold at spaces and hyphens; a margin of the first cell is kept."""
+def folded(
+    cells: Sequence[str], widths: Sequence[int], *, margin: int = 0, gap: int = 2, breaks: bool = True
+) -> list[str]:
+    """Return a row of a table whose cells fold at spaces; the first one's margin is kept. breaks: at hyphens too."""
     parts = [
-        textwrap.wrap(cell, width, break_long_words=False, subsequent_indent=" " * (len(cell) - len(cell.lstrip())))
+        textwrap.wrap(
+            cell,
+            width,
+            break_long_words=False,
+            break_on_hyphens=breaks,
+            subsequent_indent=" " * (len(cell) - len(cell.lstrip())),
+        )
         for cell, width in zip(cells, widths, strict=True)
     ]
     lines = itertools.zip_longest(*parts, fillvalue="")
     return [" " * margin + (" " * gap).join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
+
+
+def labelled(label: str, text: str, width: int, most: int | None = None) -> list[str]:
+    """Return a label and its wrapped text. most: lines; what is left out ends in …."""
+    lines = textwrap.wrap(
+        text,
+        max(width, LABEL + 20),
+        initial_indent=f" {label:<{LABEL - 1}} ",
+        subsequent_indent=" " * (LABEL + 1),
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" …",
+    )
+    return lines or [f" {label}"]
+
+
+def hanging(head: str, parts: Sequence[str], width: int, *, indent: int, between: str = "  ") -> list[str]:
+    """Return `head` and the parts, each unbroken, in lines of `width`; lines after the first start at `indent`."""
+    lines, line = [], head
+    for part in parts:
+        if len(line.rstrip()) > indent and len(line) + len(part) > width:
+            lines.append(line.rstrip())
+            line = " " * indent
+        line += part + between
+    return [*lines, line.rstrip().removesuffix(between.rstrip())]
+
+
+def hung(head: str, text: str, width: int) -> list[str]:
+    """Return a head and its text, folded at spaces below its own beginning."""
+    more = " " * len(head)
+    return textwrap.wrap(
+        text, width, initial_indent=head, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
+    ) or [head.rstrip()]
+
+
+def table_lines(rows: Sequence[Sequence[str]], width: int, *, folding: Sequence[int] = (-1,)) -> list[str]:
+    """Return the rows of a table, heads first, in lines of `width`. folding: columns of prose, folded at spaces."""
+    natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    narrowest = list(natural)
+    for at in folding:
+        narrowest[at] = min(natural[at], PROSE)
+    widths = fitted(natural, narrowest, width - 1)
+    return [line for row in rows for line in folded(row, widths, margin=1, breaks=False)]
 
 
 def replay_line(record: RunRecord, finding: Finding) -> str:

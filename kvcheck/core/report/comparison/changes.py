@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvcheck.core.base.causes import NUMBERS, place_of
+from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
@@ -74,11 +75,11 @@ class Changes:
         return tuple(row for row in self.rows if row.state is state)
 
     def grouped(self, state: ChangeState) -> tuple[tuple[Change, ...], ...]:
-        """Group differences by schedule, then by the first one's code and text, numbers ignored."""
+        """Group differences by schedule, then as the screen of a run does, by code and oracle: a cause in all cells."""
         by_schedule: dict[object, list[Change]] = {}
         for at, row in enumerate(self.of(state)):
             by_schedule.setdefault(row.replay.partition(",expect=")[0] if row.replay else at, []).append(row)
-        found: dict[tuple[str | None, str], list[Change]] = {}
+        found: dict[tuple[str | None, str, str], list[Change]] = {}
         for rows in by_schedule.values():
             found.setdefault(_kind(rows[0]), []).extend(rows)
         return tuple(map(tuple, found.values()))
@@ -99,40 +100,58 @@ class Changes:
         told += [f"not comparable for {counted(len(self.problems), 'reason')}"] if self.problems else []
         return ", ".join(told) or "no difference"
 
-    def to_json(self) -> str:
+    def plain(self) -> dict[str, object]:
         plain = to_plain(self)
         assert isinstance(plain, dict), "a dataclass becomes a dict"
-        plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
-        return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+        return plain | {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
+
+    def to_json(self) -> str:
+        return json.dumps(self.plain(), indent=1, allow_nan=False) + "\n"
 
 
 def change_lines(found: Changes) -> list[tuple[ChangeState, int, list[tuple[str, str | None]]]]:
     """Return the number of changes of each state, and a line for each group, with its replay line if it is new."""
     return [
-        (
-            state,
-            len(found.of(state)),
-            [(line_of(rows), rows[0].replay if state is ChangeState.NEW else None) for rows in found.grouped(state)],
-        )
+        (state, len(found.of(state)), [(line_of(rows), replay_of(rows)) for rows in found.grouped(state)])
         for state in ChangeState
         if found.of(state)
     ]
 
 
 def line_of(rows: Sequence[Change]) -> str:
-    first = rows[0]
-    cells = [*dict.fromkeys(row.cell for row in rows)]
+    text = "; the same schedules show ".join(filter(None, (rows[0].text, beside_text(rows))))
+    return f"{head_of(rows)}: {text}"
+
+
+def head_of(rows: Sequence[Change]) -> str:
+    """Return the code of a group with its title, its cells, and the number of its changes where it is another."""
+    first, cells = rows[0], [*dict.fromkeys(row.cell for row in rows)]
     more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
-    code = f"{first.code} " if first.code else ""
-    beside = Counter(row.code for row in rows if row.code and _kind(row) != _kind(first))
-    shown = ", ".join(f"{code} x{times}" for code, times in beside.items())
-    also = f"; the same schedules show {shown}" if shown else ""
-    return f"{code}{', '.join(cells[:NAMED])}{more}: {first.text}{also}"
+    cell = f"{'' if len(cells) == 1 else f'{len(cells)} cells: '}{', '.join(cells[:NAMED])}{more}"
+    known = CODES.get(first.code or "")
+    named = " ".join(filter(None, (first.code, known.title if known else None)))
+    count = f"{len(rows)} changes" if len(rows) > len(cells) else ""
+    return "   ".join(filter(None, (named, cell, count)))
 
 
-def _kind(row: Change) -> tuple[str | None, str]:
-    """Key of a group. Each price is a group of its own, since it consists of numbers."""
-    return row.code, f"{row.cell} {row.text}" if row.state is ChangeState.SLOWER else NUMBERS.sub("#", row.text)
+def beside_text(rows: Sequence[Change]) -> str:
+    """Return the other codes that the schedules of a group show."""
+    beside = Counter(row.code for row in rows if row.code and _kind(row) != _kind(rows[0]))
+    return ", ".join(f"{code} x{times}" for code, times in beside.items())
+
+
+def replay_of(rows: Sequence[Change]) -> str | None:
+    return rows[0].replay if rows[0].state is ChangeState.NEW else None
+
+
+def _kind(row: Change) -> tuple[str | None, str, str]:
+    """Key of a group: code and oracle, and the reason of what is not new. Each price is a group of its own."""
+    if row.state is ChangeState.SLOWER:
+        return row.code, row.cell, row.text
+    place = row.place or ""
+    is_seen = row.place is not None and row.state not in (ChangeState.FIXED, ChangeState.LESS)
+    reason = "" if is_seen else NUMBERS.sub("#", row.text.removeprefix(place))
+    return row.code, place.partition(":")[0], reason
 
 
 def write_json(changes: Changes, path: Path) -> None:

@@ -121,11 +121,13 @@ class GateResult:
     def verdict(self) -> str:
         return {0: "PASS", 1: "FAIL", 3: "SLOWER"}.get(self.exit_code, "UNKNOWN")
 
-    def to_json(self) -> str:
+    def plain(self) -> dict[str, object]:
         plain = to_plain(self)
         assert isinstance(plain, dict), "a dataclass becomes a dict"
-        plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
-        return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+        return plain | {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
+
+    def to_json(self) -> str:
+        return json.dumps(self.plain(), indent=1, allow_nan=False) + "\n"
 
 
 def write_json(result: GateResult, path: Path) -> None:
