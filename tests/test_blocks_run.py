@@ -127,6 +127,7 @@ RUN_HERE: dict[tuple[str, str], tuple[int | frozenset[int], ...]] = {
     ("docs/first-red.md", "kvcheck stress --mutant"): (1, 0, 0),
     ("docs/first-red.md", "kvcheck replay"): (1, 0),
     ("docs/five-bugs.md", "kvcheck show"): (0, 0),
+    ("docs/gate.md", "kvcheck gate RUN"): (1, 0, 0),
     ("docs/gate.md", "kvcheck stress --out runs"): (0, 0, PRICED),
     ("docs/gate.md", "kvcheck baseline save"): (0, 0, 0, 0),
     ("docs/gate.md", "kvcheck compare"): (1,),
