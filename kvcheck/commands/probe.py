@@ -19,7 +19,6 @@ from kvcheck.commands.options import (
     Seed,
     Verbose,
     check_plan,
-    draw_seed,
     search,
     subject,
 )
@@ -115,7 +114,7 @@ def probe(
         target=engine,
         backend="simulated" if kind_of(device) == "cpu" else kind_of(device),
         device=device,
-        seed=draw_seed() if seed is None else seed,
+        seed=asked.drawn(),
         engine_env=engine_env(variables or ()),
     )
     check_plan(base)

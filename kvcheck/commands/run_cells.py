@@ -6,14 +6,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
 from kvcheck.commands.asked import Asked
-from kvcheck.commands.options import check_positive, identity
+from kvcheck.commands.options import check_positive, draw_seed, identity
 from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
 from kvcheck.commands.stories import explain_findings
 from kvcheck.commands.targets import target_of, unfound_mutant
@@ -83,6 +84,14 @@ class CellRun(Asked):
             raise UsageError(
                 f"--min-schedules {self.min_schedules}: expected at most --schedules, which is {self.schedules}"
             )
+
+    def drawn(self) -> int:
+        """Return the seed; one is drawn if it is not named, or taken from the run to be continued."""
+        if self.seed is not None:
+            return self.seed
+        records = _records(self.out) if self.resume else ()
+        open_runs = (each for each in records if not each.complete and each.argv[:1] == tuple(self.argv[:1]))
+        return next((each.seed for each in open_runs), draw_seed())
 
     def wanted(self, *, is_once: bool) -> int:
         return self.schedules or max(1 if is_once else DEFAULT_SCHEDULES, self.min_schedules or 0)
@@ -289,9 +298,9 @@ def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
 
 def _resume(session: Session, out: Path) -> None:
     """Take over cells of the newest interrupted run of the same plan and code."""
-    is_refused, unlike = False, None
+    is_refused, unlike, any_time = False, None, {"max_time_s": None}
     for record in earlier_runs(session, out):
-        if record.complete or record.plan != session.plan:
+        if record.complete or record.plan | any_time != session.plan | any_time:
             unlike = unlike or (None if record.complete else record)
             continue
         if other := not_gone_on_with(record, session):
@@ -326,13 +335,16 @@ def nothing_to_resume(session: Session, out: Path, unlike: RunRecord | None) -> 
 
 
 def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:
+    return (each for each in _records(out, partial(note, session)) if each.run_id != session.run_id)
+
+
+def _records(out: Path, skipped: Callable[[str], None] = lambda text: None) -> Iterator[RunRecord]:
+    """Yield stored runs, newest first. skipped: receives why one cannot be read."""
     for run_id in reversed(RunStore(out).run_ids()):
-        if run_id == session.run_id:
-            continue
         try:
             yield read_record(out / run_id / RUN_FILE)
         except UsageError as error:
-            note(session, f"--resume skips a run: {error}")
+            skipped(f"--resume skips a run: {error}")
 
 
 def note(session: Session, text: str) -> None:

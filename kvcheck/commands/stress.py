@@ -19,7 +19,6 @@ from kvcheck.commands.options import (
     Verbose,
     check_plan,
     check_positive,
-    draw_seed,
     search,
     subject,
     where,
@@ -165,7 +164,7 @@ def stress(
         transport=transport or "loopback",
         ranks=ranks or ("1x1" if transport in PROCESS_TRANSPORTS else None),
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
-        seed=draw_seed() if seed is None else seed,
+        seed=asked.drawn(),
         requests=requests,
         trace=trace,
     )

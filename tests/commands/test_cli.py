@@ -173,8 +173,8 @@ def test_an_interrupt_exits_130_with_what_was_judged(
 def test_an_interrupt_judges_by_the_floor_and_resume_goes_on_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["stress", "retract-resume", "--shape", "llama-3-micro", "--shape", "qwen3-next-micro", "--seed", "1"]
-    command += ["--schedules", "5", "--jobs", "1", "--no-reports", "--out", str(tmp_path)]
+    command = ["stress", "retract-resume", "--shape", "llama-3-micro", "--shape", "qwen3-next-micro", "--schedules", "5"]
+    command += ["--jobs", "1", "--no-reports", "--out", str(tmp_path)]
     ran: list[str] = []
     schedule = ScheduleRunner.run
 
@@ -186,14 +186,14 @@ def test_an_interrupt_judges_by_the_floor_and_resume_goes_on_to_the_end(
 
     with monkeypatch.context() as pressed:
         pressed.setattr(ScheduleRunner, "run", interrupted)
-        assert run(command) == 130
+        assert run([*command, "--seed", "123"]) == 130
     told = capsys.readouterr().out
     rows = {row["shape"]: row["verdict"] for row in only_record(tmp_path)["scenarios"]}
     enough, short = ran[0].partition("/")[2], ran[-1].partition("/")[2]
     assert rows == {enough: "pass", short: "unknown"} and " ✔3" in told and " ·2" in told
-    assert run([*command, "--resume"]) == 0
+    assert run([*command, "--resume", "--max-time", "300"]) == 0
     told = capsys.readouterr().out
-    assert "done 0 of 2 cells, 2 begun" in told and "10 schedules" in told
+    assert "done 0 of 2 cells, 2 begun" in told and "10 schedules" in told and "   seed 123   " in told
     assert told.count("✔5") == 2
 
 
