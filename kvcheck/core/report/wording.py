@@ -20,7 +20,6 @@ from kvcheck.core.base.server_facts import KINDS, OBSERVED, TOKEN
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
-CELLS_NAMED = 6
 UNSEEN = ("events",)
 """Counts that cannot be taken inside a server."""
 LONG = 100
@@ -155,10 +154,6 @@ def folded(cells: Sequence[str], widths: Sequence[int], *, margin: int = 0, gap:
 
 def replay_line(record: RunRecord, finding: Finding) -> str:
     return shorter(finding.replay, record, finding) or record.repro
-
-
-def proof_line(record: RunRecord, finding: Finding) -> str:
-    return shorter(whole_proof_line(finding), record, finding, PROOF)
 
 
 def whole_proof_line(finding: Finding) -> str:

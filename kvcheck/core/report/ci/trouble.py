@@ -15,7 +15,7 @@ from enum import Enum
 from kvcheck.core.base.causes import Bug, place_of
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.view import seen_text
+from kvcheck.core.report.cards import Card, seen_text
 from kvcheck.core.report.wording import called_text, replay_line
 
 
@@ -87,16 +87,16 @@ def title_of(code: str | None, otherwise: str) -> str:
 
 
 def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -> CiTrouble:
-    cause = bug.cause
+    cause, card = bug.cause, Card(bug=bug)
     is_conditional = cause.condition is not None and not fails_on_conditional
     return CiTrouble(
         kind=TroubleKind.CONDITIONAL if is_conditional else TroubleKind.FINDING,
         code=cause.code,
-        title=title_of(cause.code, "unknown code"),
+        title=card.title,
         cells=tuple(dict.fromkeys((cause.cell, *bug.cells))),
         place=place_of(cause),
         message=cause.message,
-        seen=seen_text(bug) if len(bug.findings) > 1 else "",
+        seen=seen_text(card),
         condition=cause.condition,
         called=called_text(cause),
         replay=replay_line(record, cause),
