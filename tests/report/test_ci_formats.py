@@ -139,14 +139,22 @@ def test_twenty_symptoms_are_one_entry(format_name: str) -> None:
 
 
 def test_github_says_how_many_it_left_out_and_the_worst_come_first() -> None:
-    many = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
-    record = replace(FAILED, findings=(replace(many[0], id=f"{FAILED.run_id}.99", condition="late"), *many))
+    many = tuple(finding(at, oracle=f"oracle-{at}", shape=f"shape-{at}", request=at) for at in range(1, 15))
+    late = replace(many[0], id=f"{FAILED.run_id}.99", condition="late")
+    record = replace(FAILED, findings=(late, *many), mutants=())
     errors = [each for each in ci_readers.github(to_github._lines(of_record(record))) if each[0] == "error"]
     causes = sum(each.kind is not TroubleKind.CONDITIONAL for each in of_record(record).troubles)
     assert len(errors) == 10 and errors[-1][2].startswith(f"{causes - 9} more errors")
     assert [title for _, title, _ in errors[:9]] == ["KV102 foreign bytes"] * 9
     found = ci_readers.github(to_github._lines(of_record(record)))
     assert [title for level, title, _ in found if level == "warning"][:1] == ["conditional KV102 foreign bytes"]
+
+
+def test_people_read_a_card_once_and_machines_each_place_of_it() -> None:
+    places = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
+    outcome = of_record(replace(FAILED, findings=places, scenarios=SCENARIOS[:1], mutants=()))
+    assert [each.seen for each in outcome.listed] == ["14 findings"] and len(outcome.troubles) == 14
+    assert to_github.summary(outcome).count("#### ") == 1 and len(ci_readers.gitlab(to_gitlab.render(outcome))) == 14
 
 
 def test_github_commands_hold_hostile_text_as_data() -> None:

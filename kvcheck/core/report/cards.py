@@ -56,9 +56,12 @@ class Card:
         return self.finding.condition is not None
 
     @property
+    def bugs(self) -> tuple[Bug, ...]:
+        return (self.bug, *self.repeats, *self.beside)
+
+    @property
     def others(self) -> tuple[Finding, ...]:
-        found = (each for bug in (self.bug, *self.repeats, *self.beside) for each in bug.findings)
-        return tuple(each for each in found if each is not self.finding)
+        return tuple(each for bug in self.bugs for each in bug.findings if each is not self.finding)
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_bug, title_of
+from kvcheck.core.report.cards import Card, cards_of
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_card, title_of
 from kvcheck.core.report.gate.baseline import EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
@@ -66,6 +66,12 @@ class CiOutcome:
     started_at: str | None
     version: str
     is_complete: bool
+    beside: tuple[CiTrouble, ...] = ()
+    """Troubles of further places, which a list for people leaves out: the card's first counts them."""
+
+    @property
+    def listed(self) -> tuple[CiTrouble, ...]:
+        return tuple(each for each in self.troubles if each not in self.beside)
 
     @property
     def troubles(self) -> tuple[CiTrouble, ...]:
@@ -79,7 +85,8 @@ def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
 
 
 def of_record(record: RunRecord) -> CiOutcome:
-    causes = _causes(record)
+    listed, beside = _causes(record)
+    causes = [*listed, *beside]
     cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
     cases += [_mutant_case(record, row) for row in record.mutants]
     named = {case.id for case in cases}
@@ -108,6 +115,7 @@ def of_record(record: RunRecord) -> CiOutcome:
         started_at=record.started_at,
         version=record.tool.get("version", ""),
         is_complete=record.complete,
+        beside=tuple(beside),
     )
 
 
@@ -158,12 +166,20 @@ def of_gate(result: GateResult) -> CiOutcome:
     )
 
 
-def _causes(record: RunRecord) -> list[CiTrouble]:
-    """Causes of a run. A cell fails by conditional findings alone only under --fail-on-conditional."""
-    found = bugs(record.findings)
-    proven = {cell for bug in found if bug.cause.condition is None for cell in bug.cells}
+def _causes(record: RunRecord) -> tuple[list[CiTrouble], list[CiTrouble]]:
+    """Return a trouble for each card, and for each place beside its clearest.
+
+    A cell fails by conditional findings alone only under --fail-on-conditional.
+    """
+    cards = cards_of(record.findings)
+    proven = {cell for each in cards if not each.is_conditional for bug in each.bugs for cell in bug.cells}
     failed = {row.id for row in record.scenarios if row.verdict is Verdict.FAIL} - proven
-    return [of_bug(record, bug, fails_on_conditional=not failed.isdisjoint(bug.cells)) for bug in found]
+
+    def trouble(card: Card) -> CiTrouble:
+        return of_card(record, card, fails_on_conditional=not failed.isdisjoint(card.bug.cells))
+
+    places = (Card(bug=bug) for card in cards for bug in card.bugs[1:])
+    return [trouble(card) for card in cards], [trouble(place) for place in places]
 
 
 def _of_cell(causes: Iterable[CiTrouble], cell: str) -> tuple[CiTrouble, ...]:
