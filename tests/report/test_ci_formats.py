@@ -141,7 +141,7 @@ def test_twenty_symptoms_are_one_entry(format_name: str) -> None:
 def test_github_says_how_many_it_left_out_and_the_worst_come_first() -> None:
     many = tuple(finding(at, oracle=f"oracle-{at}", shape=f"shape-{at}", request=at) for at in range(1, 15))
     late = replace(many[0], id=f"{FAILED.run_id}.99", condition="late")
-    record = replace(FAILED, findings=(late, *many), mutants=())
+    record = replace(FAILED, findings=(late, *many))
     errors = [each for each in ci_readers.github(to_github._lines(of_record(record))) if each[0] == "error"]
     causes = sum(each.kind is not TroubleKind.CONDITIONAL for each in of_record(record).troubles)
     assert len(errors) == 10 and errors[-1][2].startswith(f"{causes - 9} more errors")
@@ -154,6 +154,9 @@ def test_people_read_a_card_once_and_machines_each_place_of_it() -> None:
     places = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
     outcome = of_record(replace(FAILED, findings=places, scenarios=SCENARIOS[:1], mutants=()))
     assert [each.seen for each in outcome.listed] == ["14 findings"] and len(outcome.troubles) == 14
+    aliased = finding(20, code="KV305", oracle="aliasing", shape="another", buffer="metadata", request=70)
+    mixed = of_record(replace(FAILED, findings=(*places, aliased)))
+    assert [each.code for each in mixed.listed][:2] == ["KV305", "KV102"], "the clearest first, as in the terminal"
     assert to_github.summary(outcome).count("#### ") == 1 and len(ci_readers.gitlab(to_gitlab.render(outcome))) == 14
 
 

@@ -18,7 +18,14 @@ from kvcheck.core.base.record import Evidence, Finding, Identity, MutantResult, 
 from kvcheck.core.base.server_facts import TOKEN, server_of
 from kvcheck.core.report.cards import Card
 from kvcheck.core.report.prices import in_short
-from kvcheck.core.report.wording import WORST_FIRST, conditional_text, coverage_text, evidence_text, replay_line, why_text
+from kvcheck.core.report.wording import (
+    WORST_FIRST,
+    conditional_text,
+    coverage_text,
+    evidence_text,
+    replay_line,
+    why_text,
+)
 
 MOST_COLUMNS = 10
 LEAST_FILLED = 0.4

@@ -66,6 +66,8 @@ class CiOutcome:
     started_at: str | None
     version: str
     is_complete: bool
+    cards: tuple[CiTrouble, ...] = ()
+    """A trouble for each likely cause, the clearest first."""
     beside: tuple[CiTrouble, ...] = ()
     """Troubles of further places, which a list for people leaves out: the card's first counts them."""
 
@@ -75,7 +77,7 @@ class CiOutcome:
 
     @property
     def troubles(self) -> tuple[CiTrouble, ...]:
-        found = dict.fromkeys(each for case in self.cases for each in case.troubles)
+        found = dict.fromkeys((*self.cards, *(each for case in self.cases for each in case.troubles)))
         order = (*FAILS, TroubleKind.GAP, TroubleKind.CONDITIONAL)
         return tuple(sorted(found, key=lambda each: order.index(each.kind)))
 
@@ -115,6 +117,7 @@ def of_record(record: RunRecord) -> CiOutcome:
         started_at=record.started_at,
         version=record.tool.get("version", ""),
         is_complete=record.complete,
+        cards=tuple(listed),
         beside=tuple(beside),
     )
 
