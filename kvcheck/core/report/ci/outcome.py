@@ -21,7 +21,7 @@ from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
 from kvcheck.core.report.gate.text import row_text, run_text, summary_text
 from kvcheck.core.report.prices import is_check, ratio_text
-from kvcheck.core.report.view import verdicts_text
+from kvcheck.core.report.view import NO_REASON, verdicts_text
 from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
 
 RUN = "run"
@@ -29,7 +29,6 @@ RUN = "run"
 BUDGETS = "budgets"
 FAILS = (TroubleKind.FINDING, TroubleKind.SLOWER)
 LET_PASS = (EntryStatus.KNOWN.value, EntryStatus.UNDECIDED.value)
-NO_REASON = "no reason was recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiOutcome:
-    """name: the command. facts: values common to all cases."""
+    """name: the command. facts: values common to all cases. cards: of likely causes, clearest first. beside: of their
+    further places, which a list for people leaves out, since the card counts them."""
 
     name: str
     verdict: str
@@ -67,9 +67,7 @@ class CiOutcome:
     version: str
     is_complete: bool
     cards: tuple[CiTrouble, ...] = ()
-    """A trouble for each likely cause, the clearest first."""
     beside: tuple[CiTrouble, ...] = ()
-    """Troubles of further places, which a list for people leaves out: the card's first counts them."""
 
     @property
     def listed(self) -> tuple[CiTrouble, ...]:
@@ -170,19 +168,19 @@ def of_gate(result: GateResult) -> CiOutcome:
 
 
 def _causes(record: RunRecord) -> tuple[list[CiTrouble], list[CiTrouble]]:
-    """Return a trouble for each card, and for each place beside its clearest.
+    """Return the troubles of cards, and of their further places.
 
     A cell fails by conditional findings alone only under --fail-on-conditional.
     """
     cards = cards_of(record.findings)
-    proven = {cell for each in cards if not each.is_conditional for bug in each.bugs for cell in bug.cells}
+    places = [Card(bug=bug) for card in cards for bug in card.bugs[1:]]
+    proven = {cell for each in (*cards, *places) if not each.is_conditional for cell in each.bug.cells}
     failed = {row.id for row in record.scenarios if row.verdict is Verdict.FAIL} - proven
-
-    def trouble(card: Card) -> CiTrouble:
-        return of_card(record, card, fails_on_conditional=not failed.isdisjoint(card.bug.cells))
-
-    places = (Card(bug=bug) for card in cards for bug in card.bugs[1:])
-    return [trouble(card) for card in cards], [trouble(place) for place in places]
+    listed, beside = (
+        [of_card(record, each, fails_on_conditional=not failed.isdisjoint(each.bug.cells)) for each in part]
+        for part in (cards, places)
+    )
+    return listed, beside
 
 
 def _of_cell(causes: Iterable[CiTrouble], cell: str) -> tuple[CiTrouble, ...]:
