@@ -91,7 +91,7 @@ class CellRun(Asked):
             return self.seed
         records = _records(self.out) if self.resume else ()
         open_runs = (each for each in records if not each.complete and each.argv[:1] == tuple(self.argv[:1]))
-        return next((each.seed for each in open_runs), draw_seed())
+        return next((each.seed for each in open_runs if each.seed is not None), draw_seed())
 
     def wanted(self, *, is_once: bool) -> int:
         return self.schedules or max(1 if is_once else DEFAULT_SCHEDULES, self.min_schedules or 0)

@@ -173,7 +173,16 @@ def test_an_interrupt_exits_130_with_what_was_judged(
 def test_an_interrupt_judges_by_the_floor_and_resume_goes_on_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["stress", "retract-resume", "--shape", "llama-3-micro", "--shape", "qwen3-next-micro", "--schedules", "5"]
+    command = [
+        "stress",
+        "retract-resume",
+        "--shape",
+        "llama-3-micro",
+        "--shape",
+        "qwen3-next-micro",
+        "--schedules",
+        "5",
+    ]
     command += ["--jobs", "1", "--no-reports", "--out", str(tmp_path)]
     ran: list[str] = []
     schedule = ScheduleRunner.run

@@ -125,7 +125,7 @@ def test_junit_tells_findings_from_what_is_unknown() -> None:
 def test_twenty_symptoms_are_one_entry(format_name: str) -> None:
     record = RECORDS["symptoms"][0]
     outcome = of_record(replace(record, scenarios=record.scenarios[:2]))
-    assert [(each.code, each.seen) for each in outcome.troubles] == [("KV102", "1 time; symptoms: KV501 x20")]
+    assert [(each.code, each.seen) for each in outcome.troubles] == [("KV102", "21 findings; beside KV501 x20")]
     text = WRITTEN[format_name](outcome)
     named = {
         "ctrf": lambda: [each["message"] for each in ci_readers.ctrf(text) if each["status"] == "failed"],
@@ -135,18 +135,29 @@ def test_twenty_symptoms_are_one_entry(format_name: str) -> None:
         "sarif": lambda: [each["ruleId"] for each in ci_readers.sarif(text)["results"]],
     }[format_name]()
     assert [name.partition(" ")[0] for name in named] == ["KV102"]
-    assert "symptoms: KV501 x20" in text
+    assert "beside KV501 x20" in text
 
 
 def test_github_says_how_many_it_left_out_and_the_worst_come_first() -> None:
-    many = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
-    record = replace(FAILED, findings=(replace(many[0], id=f"{FAILED.run_id}.99", condition="late"), *many))
+    many = tuple(finding(at, oracle=f"oracle-{at}", shape=f"shape-{at}", request=at) for at in range(1, 15))
+    late = replace(many[0], id=f"{FAILED.run_id}.99", condition="late")
+    record = replace(FAILED, findings=(late, *many))
     errors = [each for each in ci_readers.github(to_github._lines(of_record(record))) if each[0] == "error"]
     causes = sum(each.kind is not TroubleKind.CONDITIONAL for each in of_record(record).troubles)
     assert len(errors) == 10 and errors[-1][2].startswith(f"{causes - 9} more errors")
     assert [title for _, title, _ in errors[:9]] == ["KV102 foreign bytes"] * 9
     found = ci_readers.github(to_github._lines(of_record(record)))
     assert [title for level, title, _ in found if level == "warning"][:1] == ["conditional KV102 foreign bytes"]
+
+
+def test_people_read_a_card_once_and_machines_each_place_of_it() -> None:
+    places = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
+    outcome = of_record(replace(FAILED, findings=places, scenarios=SCENARIOS[:1], mutants=()))
+    assert [each.seen for each in outcome.listed] == ["14 findings"] and len(outcome.troubles) == 14
+    aliased = finding(20, code="KV305", oracle="aliasing", shape="another", buffer="metadata", request=70)
+    mixed = of_record(replace(FAILED, findings=(*places, aliased)))
+    assert [each.code for each in mixed.listed][:2] == ["KV305", "KV102"], "the clearest first, as in the terminal"
+    assert to_github.summary(outcome).count("#### ") == 1 and len(ci_readers.gitlab(to_gitlab.render(outcome))) == 14
 
 
 def test_github_commands_hold_hostile_text_as_data() -> None:
@@ -230,7 +241,7 @@ def test_markdown_of_a_failing_gate_has_an_entry_for_each_cause_with_its_line_in
     text = gate_markdown(gate(record))
     (entry,) = [line for line in text.splitlines() if line.startswith("#### ")]
     assert entry == f"#### 1. KV102 foreign bytes: `{CELL}`"
-    assert f"```\n{FOREIGN.replay}\n```" in text and "symptoms: KV501 x20" in text
+    assert f"```\n{FOREIGN.replay}\n```" in text and "beside KV501 x20" in text
     assert text.count("KV501") == 1, "symptoms are counted, not listed"
 
 

@@ -93,11 +93,6 @@ def test_the_copy_button_copies_the_line_beside_it(opened: Opened) -> None:
             assert seen["copied"] == seen["line"] and seen["line"].startswith("kvcheck ") and seen["button"] == "copied"
 
 
-def test_the_filter_leaves_what_it_was_given(opened: Opened) -> None:
-    for width in WIDTHS:
-        assert opened.seen["fail", width, "light"]["filtered"] == [3, 1, "1 shown"]
-
-
 def test_a_page_that_is_wrong_is_found_out(opened: Opened) -> None:
     for (page, width, _), seen in opened.seen.items():
         if page == BROKEN:

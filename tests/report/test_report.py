@@ -28,6 +28,7 @@ from kvcheck.commands.report import report
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report import WRITERS
+from kvcheck.core.report.cards import cards_of
 from kvcheck.core.report.to_csv import combined, tables
 from kvcheck.core.report.to_html import render
 from kvcheck.core.run.store import RunStore, find_run, write_text
@@ -192,19 +193,32 @@ def test_the_banner_shows(name: str) -> None:
     assert shown in render(record).split("<main>")[0]
 
 
-def test_a_card_is_a_cause_and_at_most_a_hundred_are_shown() -> None:
-    many = many_findings()
-    text = render(many)
-    assert text.count('<article class="finding"') == 3 and "<b>1,000</b> findings" in text
-    text = render(replace(many, findings=tuple(replace(each, buffer=f"b{each.id}") for each in many.findings)))
-    assert text.count('<article class="finding"') == 100 and "<b>900 more</b> of 1,000" in text
+def test_a_card_is_a_likely_cause_of_all_its_cells_with_its_tables_and_the_notes_come_last() -> None:
+    cells = [("a", "KV102"), ("b", "KV102"), ("b", "KV104"), ("c", "KV301"), (MARKUP, "KV301")]
+    findings = [
+        replace(FOREIGN, id=f"{at}", shape=shape, code=code, buffer=f"{code}-buffer", layer=at, schedule=f"x:y={at}")
+        for at, (shape, code) in enumerate(cells)
+    ]
+    findings += [replace(FOREIGN, id="9", shape="d", code="KV103", condition=MARKUP)]
+    text = render(replace(FAILED, findings=tuple(findings)))
+    order = [text.index(f'<section id="{name}">') for name in ("findings", "conditional", "json", "notes")]
+    assert order == sorted(order) and MARKUP not in text
+    cards = text[order[0] : order[1]].split('<article class="finding"')[1:]
+    assert len(cards) == 2 == len([each for each in cards_of(findings) if not each.is_conditional])
+    for card, cell, second, captions in zip(cards, "ac", ("b", ""), (["KV102", "KV104"], ["KV301"]), strict=True):
+        assert f"<dt>cells</dt><dd>retract-resume/{cell}, retract-resume/{second}" in card
+        assert card.count("<tr><td>") == len(captions) and re.findall(r"<caption>(\w+)-buffer", card) == captions
+        assert card.count('<div class="matrices">') == 1
+    folded = text[order[1] : order[2]].partition("</section>")[0]
+    assert folded.count("<li>") == 1 and "KV103 retract-resume/d: 1 conditional finding" in folded
+    assert "<details>" in folded and 'id="conditional"' not in render(FAILED)
 
 
 def test_symptoms_are_counted_and_folded_into_their_cause() -> None:
     symptom = replace(FOREIGN, id="9", code="KV501", oracle="output", message="token 3 differs", cause="1")
     text = render(replace(FAILED, findings=(FOREIGN, symptom, replace(symptom, id="10", code="KV601"))))
     assert text.count('<article class="finding"') == 1
-    folded = text.split("<summary>other findings of this cause: 2</summary>")[1].split("</details>")[0]
+    folded = text.split("<summary>2 other findings of this card</summary>")[1].split("</details>")[0]
     assert "token 3 differs" in folded and "KV601" in folded
 
 

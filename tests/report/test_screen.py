@@ -10,9 +10,10 @@ import pytest
 from rigs.literal_record import FAILED, FOREIGN, PASSED
 
 from kvcheck.core.base.record import Coverage, Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.cards import cards_of
 from kvcheck.core.report.ci import to_github
 from kvcheck.core.report.ci.outcome import of_record
-from kvcheck.core.report.screen import MARK, entries_of, grid_lines, screen_lines, short_count
+from kvcheck.core.report.screen import MARK, grid_lines, screen_lines, short_count
 from kvcheck.core.report.to_html import render
 from kvcheck.core.run.cell import STOPPED
 
@@ -122,9 +123,9 @@ def test_one_code_in_many_cells_is_one_entry_and_other_codes_of_these_cells_are_
     rows = [found(at, "KV301", f"host-copy.{each}", oracle="contract") for at, each in enumerate(PROBES[:3])]
     rows += [found(9, "KV102", "host-copy.mha-late"), found(10, "KV102", "host-copy.mha-late", layer=2)]
     rows += [found(11, "KV401", "index-moves.tree", oracle="accounting")]
-    first, other = entries_of(rows)
-    assert (first.bug.cause.code, first.cells, first.findings) == ("KV301", tuple(r.cell for r in rows[:3]), 5)
-    assert [bug.cause.code for bug in first.beside] == ["KV102"] and other.bug.cause.code == "KV401"
+    first, other = cards_of(rows)
+    assert (first.finding.code, first.cells, len(first.others) + 1) == ("KV301", tuple(r.cell for r in rows[:3]), 5)
+    assert [bug.cause.code for bug in first.beside] == ["KV102"] and other.finding.code == "KV401"
     lines = screen_lines(replace(ENGINE, findings=tuple(rows), verdict=Verdict.FAIL), 160, {})
     (head,) = [line for line in lines if "KV301" in line and "✘" in line]
     assert "3 cells: hicache/host-copy.mha-kernel" in head and head.endswith("5 findings")
@@ -145,7 +146,7 @@ def test_a_condition_is_one_line_and_no_symptom_of_a_failure() -> None:
         found(1, "KV301", "a.b", oracle="contract"),
         found(2, "KV301", "a.b", oracle="contract", condition="unequal"),
     )
-    assert len(entries_of(rows)) == 2
+    assert len(cards_of(rows)) == 2
     (told,) = [line for line in screen_lines(replace(ENGINE, findings=rows), 160, {}) if line.startswith(" ~ ")]
     assert told == " ~ KV301 hicache/a.b: 1 conditional finding, only if unequal"
 

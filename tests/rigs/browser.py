@@ -54,7 +54,7 @@ const is_cut = (each) => each.checkVisibility() && each.scrollWidth > each.clien
 const cut = () => [...document.querySelectorAll(".wide")].filter(is_cut).map((each) => each.closest("section").id);
 const box = banner.getBoundingClientRect(), button = document.querySelector(".copy");
 const seen = {
-  width: innerWidth, wanted: root.scrollWidth, cut: cut(), copied: null, filtered: null, errors,
+  width: innerWidth, wanted: root.scrollWidth, cut: cut(), copied: null, errors,
   banner: [box.top, box.bottom, box.width], verdict: banner.textContent.trim().slice(0, 9).trim(),
   matrix_bottom: (document.querySelector(".cells") || banner).getBoundingClientRect().bottom,
   is_dark: matchMedia("(prefers-color-scheme: dark)").matches,
@@ -63,14 +63,6 @@ const seen = {
 for (const each of document.querySelectorAll("details")) each.open = true;
 seen.wanted_unfolded = root.scrollWidth;
 if (button) { button.click(); seen.line = button.parentElement.querySelector("code").textContent; }
-const filter = document.getElementById("filter");
-const rows = () => [...document.querySelectorAll(".finding")].filter((each) => each.offsetParent).length;
-if (filter) {
-  const before = rows();
-  filter.value = "KV901";
-  filter.dispatchEvent(new Event("input"));
-  seen.filtered = [before, rows(), document.getElementById("shown").textContent];
-}
 setTimeout(() => {
   seen.copied = pasted.length ? pasted[0] : null;
   seen.button = button && button.textContent;

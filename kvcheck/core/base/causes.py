@@ -121,11 +121,10 @@ def in_causal_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """One entry of a run. findings: causes and symptoms. schedules: how many show it. cells: in the run's order."""
+    """One entry of a run. findings: causes and symptoms. cells: in the run's order."""
 
     cause: Finding
     findings: tuple[Finding, ...]
-    schedules: int
     cells: tuple[str, ...]
 
     @property
@@ -149,7 +148,6 @@ def _bug(members: Sequence[Finding]) -> Bug:
     return Bug(
         cause=cause,
         findings=tuple(members),
-        schedules=len({(each.cell, each.schedule.partition(",expect=")[0]) for each in members}),
         cells=tuple(dict.fromkeys(each.cell for each in members)),
     )
 

@@ -25,14 +25,6 @@ async function download() {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
-function filterFindings(wanted) {
-  let shown = 0;
-  for (const row of document.querySelectorAll(".finding")) {
-    row.hidden = !row.textContent.toLowerCase().includes(wanted.toLowerCase());
-    shown += row.hidden ? 0 : 1;
-  }
-  document.getElementById("shown").textContent = shown + " shown";
-}
 function unfold() {
   const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const fold = row && row.closest("details");
@@ -42,5 +34,3 @@ addEventListener("hashchange", unfold);
 unfold();
 for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copyText(button));
 document.getElementById("download").addEventListener("click", download);
-const filter = document.getElementById("filter");
-if (filter) filter.addEventListener("input", () => filterFindings(filter.value));

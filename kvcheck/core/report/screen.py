@@ -14,23 +14,21 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from kvcheck.core.base.causes import SINGLE, Bug, bugs
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import STOPPED, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
+from kvcheck.core.report.cards import COPIED, MOST_NAMED, Card, cards_of, cells_text, condition_text, facts_of
 from kvcheck.core.report.prices import in_short, is_check, is_enough
 from kvcheck.core.report.situation_matrix import situation_view
-from kvcheck.core.report.view import LEAST_FILLED, CellView, cause_view, cells_of, verdicts_text, work_counts
-from kvcheck.core.report.wording import LABEL, SMALL, aligned, hanging, labelled, shorter, small_line, why_text, wrapped
+from kvcheck.core.report.view import LEAST_FILLED, CellView, cells_of, verdicts_text, work_counts
+from kvcheck.core.report.wording import LABEL, aligned, hanging, labelled, why_text, wrapped
 
 MARK = {Verdict.PASS: "✔", Verdict.UNKNOWN: "?", Verdict.FAIL: "✘"}
 OPEN = "·"
 """The mark of a cell that has not run enough for a verdict."""
 MOST_CAUSES = 3
 MOST_REASONS = 4
-MOST_NAMED = 4
 MOST_NOTES = 8
 NOTED = ("not tried", "changed")
 """Labels of notes, before a colon."""
@@ -200,121 +198,39 @@ def unknown_lines(record: RunRecord, width: int) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A cause of the screen. repeats: the same rule broken in other cells. beside: findings of other codes there."""
-
-    bug: Bug
-    repeats: tuple[Bug, ...]
-    beside: tuple[Bug, ...]
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(cell for bug in (self.bug, *self.repeats) for cell in bug.cells))
-
-    @property
-    def findings(self) -> int:
-        return sum(len(bug.findings) for bug in (self.bug, *self.repeats, *self.beside))
-
-
-def entries_of(findings: Sequence[Finding]) -> list[Entry]:
-    """Merge the causes over cells: of one code and oracle together, and with them those of the same cells alone."""
-    alike: dict[tuple[object, ...], list[Bug]] = {}
-    for bug in bugs(findings):
-        alike.setdefault((bug.cause.code, bug.cause.oracle, bug.cause.condition), []).append(bug)
-    entries: list[Entry] = []
-    for group in alike.values():
-        first, *repeats = sorted(group, key=_unplaced)
-        cells = {cell for bug in (first, *repeats) for cell in bug.cells}
-        of = next((at for at, each in enumerate(entries) if cells <= set(each.cells) and _goes_with(each, first)), None)
-        if of is None:
-            entries.append(Entry(bug=first, repeats=tuple(repeats), beside=()))
-        else:
-            each = entries[of]
-            entries[of] = Entry(bug=each.bug, repeats=each.repeats, beside=(*each.beside, first, *repeats))
-    return entries
-
-
-def _unplaced(bug: Bug) -> int:
-    """Return 0 unless each finding stands alone: then those that name a place come first."""
-    cause = bug.cause
-    return (cause.layer is None) + (cause.page is None) if cause.oracle in SINGLE else 0
-
-
-def _goes_with(entry: Entry, bug: Bug) -> bool:
-    return (entry.bug.cause.condition is None) == (bug.cause.condition is None)
-
-
 def cause_lines(record: RunRecord, width: int, reviewed: Reviewed, *, is_kept: bool) -> list[str]:
-    """Return an entry for each of the first causes, the others counted; a line for each condition.
+    """Return a card for each of the first causes, the others counted; a line for each condition.
 
     reviewed: conditional findings that are known to be harmless, by cell and reason. is_kept: RUN#N can be looked up.
     """
     known = {finding.id for found in reviewed.values() for finding in found}
-    entries = entries_of([finding for finding in record.findings if finding.id not in known])
-    causes = [each for each in entries if each.bug.cause.condition is None]
+    cards = cards_of([finding for finding in record.findings if finding.id not in known])
+    causes = [each for each in cards if not each.is_conditional]
     lines: list[str] = []
     for number, each in enumerate(causes[:MOST_CAUSES], 1):
-        lines += [*_entry_lines(number, each, record if is_kept else None, width), ""]
+        lines += [*_card_lines(number, each, record if is_kept else None, width), ""]
     if more := causes[MOST_CAUSES:]:
-        codes = ", ".join(f"{each.bug.cause.code} in {each.bug.cause.cell}" for each in more)
+        codes = ", ".join(f"{each.finding.code} in {each.finding.cell}" for each in more)
         lines += [*wrapped(f" and {counted(len(more), 'more cause')} in the report: {codes}", width), ""]
-    conditional = [each for each in entries if each.bug.cause.condition is not None]
-    for each in conditional:
-        cause, found = each.bug.cause, counted(each.findings, "conditional finding")
-        lines += wrapped(f" ~ {cause.code} {_cells_text(each.cells)}: {found}, only if {cause.condition}", width)
+    for each in cards:
+        lines += wrapped(f" ~ {condition_text(each)}", width) if each.is_conditional else []
     by_reason: dict[str, list[Finding]] = {}
     for (_, why), known_ones in reviewed.items():
         by_reason.setdefault(why, []).extend(known_ones)
     for why, of_reason in by_reason.items():
-        cells = _cells_text([*dict.fromkeys(each.cell for each in of_reason)])
+        cells = cells_text([*dict.fromkeys(each.cell for each in of_reason)])
         told = f" ~ {counted(len(of_reason), 'conditional finding')}, reviewed for this release: {why} ({cells})"
         lines += wrapped(told, width)
     return [*lines, *([""] if lines and lines[-1] else [])]
 
 
-def _entry_lines(number: int, entry: Entry, record: RunRecord | None, width: int) -> list[str]:
-    cause = cause_view(number, entry.bug, record)
-    head = f" ✘ {number}  {cause.finding.code} {cause.title}   {_cells_text(entry.cells)}"
-    count = f"   {counted(entry.findings, 'finding')}" if entry.findings > 1 else ""
+def _card_lines(number: int, card: Card, record: RunRecord | None, width: int) -> list[str]:
+    head = f" ✘ {number}  {card.finding.code} {card.title}   {cells_text(card.cells)}"
+    count = f"   {counted(1 + len(card.others), 'finding')}" if card.others else ""
     lines = textwrap.wrap(head + count, width, subsequent_indent=" " * (LABEL + 1), break_on_hyphens=False)
-    symptoms = Counter[str]()
-    for bug in (entry.bug, *entry.repeats):
-        symptoms.update(bug.symptoms)
-    for bug in entry.beside:
-        symptoms[bug.cause.code] += len(bug.findings)
-    finding = cause.finding
-    small = small_line(finding) if record is None else shorter(small_line(finding), record, finding, SMALL)
-    facts = {**cause.facts, "small": small, "beside": ", ".join(f"{code} x{n}" for code, n in symptoms.items())}
-    for label, key in SHOWN.items():
-        if (text := facts.get(key)) and not (key == "wait" and text.startswith("none")):
-            lines += [f"    {label:<8}  {text}"] if key in COPIED else labelled(f"   {label}", text, width, 4)
+    for label, text in facts_of(card, record).items():
+        lines += [f"    {label:<8}  {text}"] if label in COPIED else labelled(f"   {label}", text, width, 4)
     return lines
-
-
-SHOWN = {
-    "what": "what",
-    "where": "where",
-    "whose": "whose",
-    "only if": "only if",
-    "called": "called",
-    "missing": "wait",
-    "proof": "proof",
-    "beside": "beside",
-    "again": "repro",
-    "shown": "shown",
-    "small": "small",
-    "story": "story",
-    "more": "more",
-}
-COPIED = frozenset({"repro", "shown", "small", "story", "more"})
-
-
-def _cells_text(cells: Sequence[str]) -> str:
-    if len(cells) == 1:
-        return cells[0]
-    named = ", ".join(cells[:MOST_NAMED]) + (", …" if len(cells) > MOST_NAMED else "")
-    return f"{counted(len(cells), 'cell')}: {named}"
 
 
 def verdict_line(record: RunRecord) -> str:

@@ -4,7 +4,7 @@ Invariants:
 - The page's own policy forbids loading; its only script is allowed by hash.
 - Letters and words carry the meaning. Colour only repeats it.
 - Text of the record reaches the page only through autoescape; the embedded JSON holds no `<`, `>` or `&`.
-- A card is a cause, with its symptoms and repetitions folded. Only the first are shown; the embedded JSON is complete.
+- Causes are the cards of the terminal, each with its other findings folded. The embedded JSON is complete.
 - A value that does not apply is "n/a", never 0.
 """
 
@@ -14,20 +14,19 @@ import base64
 import gzip
 import hashlib
 import json
-import re
 from pathlib import Path
 
 from markupsafe import Markup
 
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report import one_file, prices, situation_matrix, story_text, view
+from kvcheck.core.report import cards, one_file, prices, situation_matrix, story_text, view
 from kvcheck.core.report.charts import cost_svg, curves, story_svg
 from kvcheck.core.report.server_section import ARM_COLUMNS, server_view
 from kvcheck.core.report.templates import asset, filled
+from kvcheck.core.report.wording import replay_line
 from kvcheck.core.run.store import write_text
 
-CAUSES_SHOWN = 100
 PLAIN_JSON_BYTES = 100_000
 # One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
 LETTERS = {
@@ -52,8 +51,8 @@ def write(record: RunRecord, path: Path) -> None:
 
 
 def render(record: RunRecord) -> str:
-    causes, cells = view.causes_of(record), view.cells_of(record)
-    summary, message, command = view.headline(record, causes)
+    found, cells = cards.cards_of(record.findings), view.cells_of(record)
+    summary, message, command = view.headline(record, found)
     ordered, unfolded = view.in_reading_order(record, cells)
     columns, rows = view.cell_matrix(record, cells)
     encoding, embedded = _embed(record.to_json())
@@ -69,7 +68,7 @@ def render(record: RunRecord) -> str:
         summary=summary,
         message=message,
         command=command,
-        counts=view.counts_of(record, len(causes)),
+        counts=view.counts_of(record),
         server=server_view(record),
         arm_columns=ARM_COLUMNS,
         situations=situation_matrix.situation_view(record),
@@ -79,10 +78,11 @@ def render(record: RunRecord) -> str:
         families=view.families_of(record),
         open_cells=ordered[:unfolded],
         folded_cells=ordered[unfolded:],
-        causes=causes[:CAUSES_SHOWN],
-        total=len(causes),
-        anchors=_anchors([each.finding.id for each in causes[:CAUSES_SHOWN]]),
-        maps=view.maps_of(record.findings),
+        causes=[_cause(record, each) for each in found if not each.is_conditional],
+        conditional=[
+            (cards.condition_text(each), replay_line(record, each.finding)) for each in found if each.is_conditional
+        ],
+        copied=cards.COPIED,
         letter=_letter,
         legend=", ".join(f"{letter} {word}" for letter, word in LETTERS.values()),
         suspects_of=view.suspects_of,
@@ -109,12 +109,11 @@ def _embed(text: str) -> tuple[str, str]:
     return "json", compact
 
 
-def _anchors(ids: list[str]) -> list[str]:
-    names = [re.sub(r"[^A-Za-z0-9._-]", "-", each) for each in ids]
-    return [
-        name if name and names.count(name) == 1 else f"{name or 'finding'}-{number}"
-        for number, name in enumerate(names, 1)
-    ]
+def _cause(record: RunRecord, card: cards.Card) -> dict[str, object]:
+    """Return a card with its facts, and its maps if they have more than the one place that the facts name."""
+    maps = view.maps_of([card.finding, *card.others])
+    is_one = sum(len(each.codes) for each in maps) == 1
+    return {"card": card, "facts": cards.facts_of(card, record), "maps": [] if is_one else maps}
 
 
 def _letter(code: str) -> str:

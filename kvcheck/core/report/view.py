@@ -1,4 +1,4 @@
-"""The view of a record: causes, cells, counts and places as plain rows, from which all texts and pages are made.
+"""The view of a record: cells, counts and places as plain rows, from which texts and pages are made; causes: cards.py.
 
 Invariants:
 - Texts are the record's own. Each format escapes and cuts them for itself.
@@ -12,27 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvcheck.core.base.causes import Bug, bugs
-from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import TOKEN, server_of
+from kvcheck.core.report.cards import Card
 from kvcheck.core.report.prices import in_short
-from kvcheck.core.report.story_text import show_line
 from kvcheck.core.report.wording import (
-    CELLS_NAMED,
     WORST_FIRST,
-    called_text,
     conditional_text,
     coverage_text,
     evidence_text,
-    proof_line,
     replay_line,
-    small_line,
-    wait_text,
-    whole_proof_line,
-    whose_text,
     why_text,
 )
 
@@ -42,10 +33,6 @@ LEAST_FILLED = 0.4
 MOST_OPEN = 12
 """Most cells without a cause that are listed before the others."""
 MAP_AXIS = 48
-KNOWN_ANSWERS = "known-answers"
-"""The oracle of running servers. Its findings name pages and positions of a request."""
-PLACES = ("layer", "page", "row", "lane")
-IN_REQUEST = {"page": "page {} of the request", "row": "position {}"}
 FOUND = {"killed": "K", "reproduced": "K"}
 """Marks in the matrix for a mutant that its own oracle found, by outcome."""
 LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
@@ -54,82 +41,14 @@ MOST_SUSPECTS = 12
 MOST_LAYERS = 192
 MOST_POSITIONS = 1 << 24
 NO_REASON = "no reason was recorded"
-UNKNOWN_CODE = ("unknown code", "This version does not know the code.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseView:
-    """One cause. facts: label to text, in reading order. others: its symptoms and repetitions."""
-
-    number: int
-    finding: Finding
-    title: str
-    meaning: str
-    facts: dict[str, str]
-    others: tuple[Finding, ...]
-
-
-def causes_of(record: RunRecord) -> tuple[CauseView, ...]:
-    return tuple(cause_view(number, bug, record) for number, bug in enumerate(bugs(record.findings), 1))
-
-
-def cause_view(number: int, bug: Bug, record: RunRecord | None) -> CauseView:
-    """record: of the run that stores both; None: lines are whole and without a story."""
-    finding = bug.cause
-    known = CODES.get(finding.code)  # None: it is from a run that another version made
-    proved = next((each for each in bug.findings if each.minimal and "confirmed" in each.minimal), finding)
-    condition = finding.condition and f"{finding.condition}; conditional: it fails a run with --fail-on-conditional"
-    facts = {
-        "where": where_text(finding),
-        "whose": whose_text(finding),
-        "only if": condition,
-        "what": finding.message,
-        "seen": seen_text(bug) if len(bug.findings) > 1 else None,
-        "repro": finding.replay if record is None else replay_line(record, finding),
-        "small": small_line(finding),
-        "called": called_text(finding),
-        "wait": wait_text(finding),
-        "proof": (proved.minimal or {}).get("confirmed"),
-        "shown": whole_proof_line(proved) if record is None else proof_line(record, proved),
-        "story": None if record is None else show_line(record, finding),
-        "more": f"kvcheck explain {finding.code}",
-    }
-    return CauseView(
-        number=number,
-        finding=finding,
-        title=known.title if known else UNKNOWN_CODE[0],
-        meaning=known.meaning if known else UNKNOWN_CODE[1],
-        facts={label: str(text) for label, text in facts.items() if text},
-        others=tuple(each for each in bug.findings if each is not finding),
-    )
-
-
-def where_text(finding: Finding) -> str:
-    names = IN_REQUEST if finding.oracle == KNOWN_ANSWERS else {}
-    places = PLACES if finding.seen_request is not None else (*PLACES, "request")  # else `whose` names it
-    placed = [(name, value) for name in places if (value := getattr(finding, name)) is not None]
-    parts = [" ".join(filter(None, (finding.tier, finding.buffer)))]
-    return ", ".join(filter(None, [*parts, *(names.get(name, f"{name} {{}}").format(value) for name, value in placed)]))
-
-
-def seen_text(bug: Bug) -> str:
-    """Return how often a cause was seen, and its symptoms: "2 times; symptoms: KV102 x5"."""
-    often = sum(bug.symptoms.values())
-    text = counted(len(bug.findings) - often, "time")
-    if bug.schedules > 1:
-        named = ", ".join(bug.cells[:CELLS_NAMED]) + (", ..." if len(bug.cells) > CELLS_NAMED else "")
-        text += f" in {counted(bug.schedules, 'schedule')} of {counted(len(bug.cells), 'cell')}: {named}"
-    told = ", ".join(f"{code} x{count}" for code, count in bug.symptoms.items())
-    return f"{text}; symptoms: {told}" if told else text
-
-
-def headline(record: RunRecord, causes: Sequence[CauseView]) -> tuple[str, str, str]:
+def headline(record: RunRecord, cards: Sequence[Card]) -> tuple[str, str, str]:
     """Return (summary, message, command): the worst cause, else why the run is no pass, else what it judged."""
-    conditional = sum(each.finding.condition is not None for each in causes)
-    if len(causes) > conditional or (causes and record.verdict is Verdict.FAIL):
-        worst = causes[0]
+    if cards and (record.verdict is Verdict.FAIL or not cards[0].is_conditional):
+        worst = cards[0]
         message = f"{worst.finding.code} {worst.title}: {worst.finding.message}"
-        return _causes_text(causes, conditional), message, worst.facts["repro"]
+        return _causes_text(record, cards), message, replay_line(record, worst.finding)
     failing = [row for row in record.mutants if row.verdict is Verdict.FAIL]
     if failing:
         row = failing[0]
@@ -140,17 +59,18 @@ def headline(record: RunRecord, causes: Sequence[CauseView]) -> tuple[str, str, 
     if record.bench:
         return "price list", in_short(record.bench), record.repro
     return (
-        _causes_text(causes, conditional) if causes else "no finding",
+        _causes_text(record, cards) or "no finding",
         f"Judged: {judged_text(record)}.",
         record.repro,
     )
 
 
-def _causes_text(causes: Sequence[CauseView], conditional: int) -> str:
-    noun = "cause" if any(each.others for each in causes) else "finding"
-    if len(causes) == conditional:
-        return f"{conditional:,} conditional {plural(conditional, noun)}"
-    return counted(len(causes), noun) + (f", {conditional:,} of them conditional" if conditional else "")
+def _causes_text(record: RunRecord, cards: Sequence[Card]) -> str:
+    counts = [
+        (sum(not each.is_conditional for each in cards), "likely cause"),
+        (sum(each.condition is not None for each in record.findings), "conditional finding"),
+    ]
+    return ", ".join(counted(count, noun) for count, noun in counts if count)
 
 
 def _why_not(record: RunRecord) -> str:
@@ -193,14 +113,13 @@ def work_counts(record: RunRecord) -> list[tuple[int, str]]:
     return [(done.schedules, "schedule"), (done.events, "event")]
 
 
-def counts_of(record: RunRecord, causes: int) -> list[tuple[int, str]]:
+def counts_of(record: RunRecord) -> list[tuple[int, str]]:
     """Return (count, label) of everything that the head of a page counts; of counts of 0 only the findings."""
     noun = "cell" if server_of(record) is None else "scenario"
     by_verdict = [(sum(row.verdict is verdict for row in record.scenarios), verdict) for verdict in WORST_FIRST]
     found, mutants = sum(row.verdict is Verdict.PASS for row in record.mutants), len(record.mutants)
     words, findings = sum(record.evidence.words_verified.values()), len(record.findings)
     return [
-        *([(causes, plural(causes, "cause"))] if causes < findings else []),
         (findings, plural(findings, "finding")),
         *((count, f"{plural(count, noun)} {verdict.value.upper()}") for count, verdict in by_verdict if count),
         *([(found, f"of {counted(mutants, 'mutant')} found as expected")] if mutants else []),

@@ -20,7 +20,6 @@ from kvcheck.core.base.server_facts import KINDS, OBSERVED, TOKEN
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
-CELLS_NAMED = 6
 UNSEEN = ("events",)
 """Counts that cannot be taken inside a server."""
 LONG = 100
@@ -215,10 +214,6 @@ def table_lines(rows: Sequence[Sequence[str]], width: int, *, folding: Sequence[
 
 def replay_line(record: RunRecord, finding: Finding) -> str:
     return shorter(finding.replay, record, finding) or record.repro
-
-
-def proof_line(record: RunRecord, finding: Finding) -> str:
-    return shorter(whole_proof_line(finding), record, finding, PROOF)
 
 
 def whole_proof_line(finding: Finding) -> str:

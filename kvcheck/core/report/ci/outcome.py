@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_bug, title_of
+from kvcheck.core.report.cards import Card, cards_of
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_card, title_of
 from kvcheck.core.report.gate.baseline import EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
 from kvcheck.core.report.gate.text import row_text, run_text, summary_text
 from kvcheck.core.report.prices import is_check, ratio_text
-from kvcheck.core.report.view import verdicts_text
+from kvcheck.core.report.view import NO_REASON, verdicts_text
 from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
 
 RUN = "run"
@@ -29,7 +29,6 @@ RUN = "run"
 BUDGETS = "budgets"
 FAILS = (TroubleKind.FINDING, TroubleKind.SLOWER)
 LET_PASS = (EntryStatus.KNOWN.value, EntryStatus.UNDECIDED.value)
-NO_REASON = "no reason was recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiOutcome:
-    """name: the command. facts: values common to all cases."""
+    """name: the command. facts: values common to all cases. cards: of likely causes, clearest first. beside: of their
+    further places, which a list for people leaves out, since the card counts them."""
 
     name: str
     verdict: str
@@ -66,10 +66,16 @@ class CiOutcome:
     started_at: str | None
     version: str
     is_complete: bool
+    cards: tuple[CiTrouble, ...] = ()
+    beside: tuple[CiTrouble, ...] = ()
+
+    @property
+    def listed(self) -> tuple[CiTrouble, ...]:
+        return tuple(each for each in self.troubles if each not in self.beside)
 
     @property
     def troubles(self) -> tuple[CiTrouble, ...]:
-        found = dict.fromkeys(each for case in self.cases for each in case.troubles)
+        found = dict.fromkeys((*self.cards, *(each for case in self.cases for each in case.troubles)))
         order = (*FAILS, TroubleKind.GAP, TroubleKind.CONDITIONAL)
         return tuple(sorted(found, key=lambda each: order.index(each.kind)))
 
@@ -79,7 +85,8 @@ def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
 
 
 def of_record(record: RunRecord) -> CiOutcome:
-    causes = _causes(record)
+    listed, beside = _causes(record)
+    causes = [*listed, *beside]
     cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
     cases += [_mutant_case(record, row) for row in record.mutants]
     named = {case.id for case in cases}
@@ -108,6 +115,8 @@ def of_record(record: RunRecord) -> CiOutcome:
         started_at=record.started_at,
         version=record.tool.get("version", ""),
         is_complete=record.complete,
+        cards=tuple(listed),
+        beside=tuple(beside),
     )
 
 
@@ -158,12 +167,20 @@ def of_gate(result: GateResult) -> CiOutcome:
     )
 
 
-def _causes(record: RunRecord) -> list[CiTrouble]:
-    """Causes of a run. A cell fails by conditional findings alone only under --fail-on-conditional."""
-    found = bugs(record.findings)
-    proven = {cell for bug in found if bug.cause.condition is None for cell in bug.cells}
+def _causes(record: RunRecord) -> tuple[list[CiTrouble], list[CiTrouble]]:
+    """Return the troubles of cards, and of their further places.
+
+    A cell fails by conditional findings alone only under --fail-on-conditional.
+    """
+    cards = cards_of(record.findings)
+    places = [Card(bug=bug) for card in cards for bug in card.bugs[1:]]
+    proven = {cell for each in (*cards, *places) if not each.is_conditional for cell in each.bug.cells}
     failed = {row.id for row in record.scenarios if row.verdict is Verdict.FAIL} - proven
-    return [of_bug(record, bug, fails_on_conditional=not failed.isdisjoint(bug.cells)) for bug in found]
+    listed, beside = (
+        [of_card(record, each, fails_on_conditional=not failed.isdisjoint(each.bug.cells)) for each in part]
+        for part in (cards, places)
+    )
+    return listed, beside
 
 
 def _of_cell(causes: Iterable[CiTrouble], cell: str) -> tuple[CiTrouble, ...]:

@@ -34,10 +34,10 @@ def write(subject: RunRecord | GateResult, path: Path) -> None:
 
 def workflow_commands(outcome: CiOutcome) -> list[str]:
     """Return the commands, one per line. GitHub reads every printed line that starts with :: as a command."""
-    errors = [each for each in outcome.troubles if each.kind is not TroubleKind.CONDITIONAL]
-    others = [each for each in outcome.troubles if each.kind is TroubleKind.CONDITIONAL]
+    errors = [each for each in outcome.listed if each.kind is not TroubleKind.CONDITIONAL]
+    others = [each for each in outcome.listed if each.kind is TroubleKind.CONDITIONAL]
     warnings = [_annotation(each) for each in others]
-    warnings += [("kvcheck warning", clip(text, TEXT_CHARS)) for text in outcome.warnings]
+    warnings += [("kvcheck note", clip(text, TEXT_CHARS)) for text in outcome.warnings]
     told = f"{outcome.name}: {outcome.verdict}, exit {outcome.exit_code}"
     return [
         *_commands("error", [_annotation(each) for each in errors]),

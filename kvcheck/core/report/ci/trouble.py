@@ -1,7 +1,7 @@
 """Trouble: one reason why a run or a gate is no pass, or would be none under an assumption.
 
 Invariants:
-- One trouble for each cause. Its symptoms are counted in `seen`.
+- One trouble for each card, and for each further place of it. Its symptoms are counted in `seen`.
 - `fingerprint` is equal in the next run: pages, rows, layers, requests and messages are not in it.
 """
 
@@ -12,10 +12,10 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
-from kvcheck.core.base.causes import Bug, place_of
+from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.view import seen_text
+from kvcheck.core.report.cards import Card, seen_text
 from kvcheck.core.report.wording import called_text, replay_line
 
 
@@ -86,17 +86,17 @@ def title_of(code: str | None, otherwise: str) -> str:
     return known.title if known else otherwise
 
 
-def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -> CiTrouble:
-    cause = bug.cause
+def of_card(record: RunRecord, card: Card, *, fails_on_conditional: bool = False) -> CiTrouble:
+    cause, bug = card.finding, card.bug
     is_conditional = cause.condition is not None and not fails_on_conditional
     return CiTrouble(
         kind=TroubleKind.CONDITIONAL if is_conditional else TroubleKind.FINDING,
         code=cause.code,
-        title=title_of(cause.code, "unknown code"),
+        title=card.title,
         cells=tuple(dict.fromkeys((cause.cell, *bug.cells))),
         place=place_of(cause),
         message=cause.message,
-        seen=seen_text(bug) if len(bug.findings) > 1 else "",
+        seen=seen_text(card),
         condition=cause.condition,
         called=called_text(cause),
         replay=replay_line(record, cause),

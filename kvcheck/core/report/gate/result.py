@@ -26,7 +26,8 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.server_facts import TOKEN, is_requirement, server_name, server_of
-from kvcheck.core.report.ci.trouble import CiTrouble, of_bug
+from kvcheck.core.report.cards import Card
+from kvcheck.core.report.ci.trouble import CiTrouble, of_card
 from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, KnownPlaces
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
@@ -231,7 +232,7 @@ def _failures(record: RunRecord, known: KnownPlaces) -> list[Problem]:
 
 
 def _problem(record: RunRecord, bug: Bug, known: KnownPlaces) -> Problem:
-    cause, trouble = bug.cause, of_bug(record, bug)
+    cause, trouble = bug.cause, of_card(record, Card(bug=bug))
     if known is not NOTHING:
         trouble = replace(trouble, named=f"finding {cause.id}, place {trouble.place!r}")
     condition = "" if cause.condition is None else f", if {cause.condition}"
