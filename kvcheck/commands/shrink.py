@@ -115,7 +115,10 @@ def _told(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> list[str]:
 
 
 def _to_json(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> str:
-    row: dict[str, object] = {"line": plan.line(), "verdict": (Verdict.UNKNOWN if shrunk is None else Verdict.FAIL).value}
+    row: dict[str, object] = {
+        "line": plan.line(),
+        "verdict": (Verdict.UNKNOWN if shrunk is None else Verdict.FAIL).value,
+    }
     if shrunk is not None:
         before, after = shrunk.requests
         row |= {"smallest": shrunk.line, "code": shrunk.finding.code, "runs": shrunk.runs}
