@@ -1,5 +1,5 @@
 # kvcheck on a CPU: docker build -t kvcheck . && docker run --rm -v "$PWD/runs:/runs" kvcheck stress --out /runs
-# Mooncake's cell needs a network namespace of its own: add --cap-add SYS_ADMIN, or leave it out as "not tried".
+# Mooncake's cell needs a network namespace of its own: docker needs --cap-add SYS_ADMIN for it, podman no option; else it is "not tried".
 FROM python:3.11-slim-bookworm
 
 RUN apt-get update \

@@ -28,7 +28,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test quick mooncake-libraries gate gpu env engine-verdicts real-servers check format-check lint types format site clean
+.PHONY: help setup stress bench test quick mooncake-libraries gate gpu env engine-verdicts real-servers check format-check lint types format site image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -88,6 +88,9 @@ format: $(STAMP) ## format and sort imports in place
 site: $(STAMP) ## the documents as a site in build/site; a link that leads nowhere fails
 	@$(VENV)/bin/python -m pip install --quiet --quiet -c constraints.txt -e '.[docs]'
 	@$(VENV)/bin/python -m mkdocs build --strict --quiet
+
+image: ## the image of the Dockerfile, built by podman and run; as root; IMAGE_OPTIONS go to podman build
+	@tools/image.sh $(IMAGE_OPTIONS)
 
 clean: ## remove .venv, caches and runs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis reports/runs

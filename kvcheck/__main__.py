@@ -1,12 +1,26 @@
-"""`python -m kvcheck`: the same program as the `kvcheck` script.
+"""`python -m kvcheck`, and the `kvcheck` script.
 
 Invariants:
-- Nothing happens here but the call; `main` ends the process with the documented exit code.
+- The process ends with a documented exit code, also where a library is missing that the command line loads.
 """
 
 from __future__ import annotations
 
-from kvcheck.commands.main import main
+import sys
+
+from kvcheck.core.base.errors import UnknownVerdict, missing_library
+
+
+def main() -> None:
+    try:
+        from kvcheck.commands.main import main as run_command
+    except ModuleNotFoundError as error:
+        if (missing := missing_library(error)) is None:
+            raise
+        sys.stderr.write(f"kvcheck: {missing}\n")
+        sys.exit(UnknownVerdict.exit_code)
+    run_command()
+
 
 if __name__ == "__main__":
     main()

@@ -25,12 +25,11 @@ from kvcheck.commands.options import DEFAULT_OUT, Format
 from kvcheck.commands.terminal import columns, print_json, say, say_fitting, say_table
 from kvcheck.core.base.cells import CONNECTIONS
 from kvcheck.core.base.codes import BUGS, CODES, Code
-from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.errors import UnknownVerdict, UsageError, installation_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.registry import Registry, did_you_mean, unknown_name
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.base.server_facts import EvidenceKind
-from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
 from kvcheck.core.report.wording import LABEL, labelled
 from kvcheck.core.run.store import write_text
@@ -226,8 +225,8 @@ def _text_of(table: Registry[object], name: str) -> str:
 
 def _row(name: str, thing: object) -> Row:
     row: Row = {"name": name, "about": _about(thing)}
-    if isinstance(thing, ModelShape):
-        row["source"] = thing.source
+    if source := getattr(thing, "source", ""):  # of a ModelShape, whose module loads torch
+        row["source"] = source
     if isinstance(thing, EvidenceKind):
         row["unit"] = thing.unit
     if breaks := _breaks(thing):
@@ -238,8 +237,8 @@ def _row(name: str, thing: object) -> Row:
 def _about(thing: object) -> str:
     if isinstance(thing, Code):
         return f"{thing.title}: {thing.meaning}"
-    if isinstance(thing, ModelShape):
-        return f"{thing.family}: {_sentence(thing.source)}"
+    if source := getattr(thing, "source", ""):
+        return f"{getattr(thing, 'family', '')}: {_sentence(source)}"
     if isinstance(thing, EvidenceKind):
         return f"{thing.meaning[:1].upper()}{thing.meaning[1:]}; counted in {thing.unit}."
     return _sentence(thing if isinstance(thing, str) else str(getattr(thing, "shows", "")))
@@ -309,7 +308,7 @@ def _platform() -> Check:
 
 
 def _libraries() -> list[Check]:
-    checks = [_library(name, fix=f"pip install {name}", use=use, needed=True) for name, use in REQUIRED.items()]
+    checks = [_library(name, fix=installation_of([name]), use=use, needed=True) for name, use in REQUIRED.items()]
     return checks + [_library(name, fix=fix, use=use, needed=False) for name, (fix, use) in OPTIONAL.items()]
 
 
@@ -337,7 +336,8 @@ def _torch_checks() -> list[Check]:
         import torch
     except (ImportError, OSError) as error:  # a broken build fails in the loader of its shared libraries
         detail = f"torch cannot be imported: {error}"
-        fix = "pip install --force-reinstall torch"
+        is_absent = isinstance(error, ModuleNotFoundError)
+        fix = installation_of(["torch"]) if is_absent else "pip install --force-reinstall torch"
         return [
             Check(name="torch threads", state="missing", detail=detail, fix=fix, needed=True),
             Check(name="CUDA device", state="unknown", detail="torch is needed to look for one"),

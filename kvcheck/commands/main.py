@@ -29,7 +29,14 @@ from kvcheck.commands.command import CONTEXT, Command, write_examples
 from kvcheck.commands.settings import ALL_TYPED, COMMANDS_THAT_MOVED, check_settings, place_of
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
-from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.errors import (
+    InternalError,
+    KvcheckError,
+    UnknownVerdict,
+    UsageError,
+    machine_trouble,
+    missing_library,
+)
 from kvcheck.core.base.registry import did_you_mean
 
 SERVE = "bench serve"
@@ -247,7 +254,7 @@ def run(arguments: list[str]) -> int:
             return INTERRUPTED
         if hasattr(error, "exit_code"):
             return int(error.exit_code)
-        if trouble := machine_trouble(error):
+        if trouble := missing_library(error) or machine_trouble(error):
             complain(trouble)
             return UnknownVerdict.exit_code
         return _crashed(error)

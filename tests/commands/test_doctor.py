@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 from kvcheck.commands import doctor as module
 from kvcheck.commands import main
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.errors import LIBRARIES, UnknownVerdict, UsageError, missing_library
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.cache.backend import cuda
 from kvcheck.core.cache.backend.threads import ThreadDevice
@@ -210,3 +212,39 @@ def test_an_explanation_is_there_where_docstrings_are_removed() -> None:
     command = [sys.executable, "-OO", "-m", "kvcheck", "explain", "ordering"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert ended.stdout == run("explain", "ordering")[1] and len(ended.stdout) > 100
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("absent", "command", "code"),
+    [
+        ("torch numpy", "--help", 0),
+        ("torch numpy", "explain KV304", 0),
+        ("torch numpy", "list codes", 0),
+        ("torch numpy", "stress", 4),
+        ("torch numpy", "doctor", 4),
+        ("typer torch", "explain KV304", 4),
+    ],
+)
+def test_a_library_that_is_not_installed_is_one_line_with_the_command_that_adds_it(
+    absent: str, command: str, code: int, tmp_path: Path
+) -> None:
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent.split()})); from kvcheck.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, int(code > 0)), done.stderr
+    assert ("; next: pip install torch --index-url" in done.stderr) == (code > 0)
+
+
+def test_a_missing_library_is_one_that_pyproject_names() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert sorted(LIBRARIES) == sorted(re.split(r"[<>=]", row)[0] for row in needed)
+    assert missing_library(ModuleNotFoundError(name="module_of_a_user")) is None

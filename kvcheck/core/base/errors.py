@@ -17,15 +17,19 @@
     +-- InternalError         70  kvcheck itself is wrong
 
 Invariants:
-- A leaf's exit code is a class attribute; besides, `machine_trouble` means exit code 4.
+- A leaf's exit code is a class attribute; besides, `machine_trouble` and `missing_library` mean exit code 4.
 - Messages name the fault, expected, got, and the command to run next if one helps.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 from typing import ClassVar
+
+LIBRARIES = ("torch", "numpy", "typer", "pandas", "matplotlib", "jinja2", "safetensors", "packaging")
+CPU_BUILDS_OF_TORCH = "https://download.pytorch.org/whl/cpu"
 
 
 class KvcheckError(Exception):
@@ -130,6 +134,21 @@ def text_of(error: BaseException) -> str:
     except BaseException:  # of the code under test, whose error has to be reported whatever it is
         return type(error).__name__
     return text if len(text) <= MOST_OF_A_TEXT else f"{text[:MOST_OF_A_TEXT]}... ({len(text):,} characters)"
+
+
+def missing_library(error: BaseException) -> str | None:
+    """Name the libraries of pyproject.toml that are not installed, if that is why `error` was raised; else None."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in LIBRARIES:
+        return None
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    return f"this Python lacks {', '.join(missing)}, which kvcheck needs; next: {installation_of(missing)}"
+
+
+def installation_of(libraries: list[str]) -> str:
+    """Return the command that installs them: torch from where its build without CUDA is."""
+    others = [name for name in libraries if name != "torch"]
+    torch = [f"pip install torch --index-url {CPU_BUILDS_OF_TORCH}"] if "torch" in libraries else []
+    return " && ".join([*torch, *([f"pip install {' '.join(others)}"] if others else [])])
 
 
 def machine_trouble(error: BaseException, *, is_of_user: bool = False) -> str | None:

@@ -80,12 +80,17 @@ def make() -> None:
     """Move this process, which has one thread, into a new namespace with its loopback up. Raises OSError."""
     try:
         _call("unshare", CLONE_NEWNET)
-    except PermissionError:  # not root: allowed as root of a new user namespace
+        _raise_loopback()
+    except PermissionError:  # not root, or not of networks: allowed as root of a new user namespace
         user, group = os.getuid(), os.getgid()
         _call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
         Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="utf-8")
+        _raise_loopback()
+
+
+def _raise_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
