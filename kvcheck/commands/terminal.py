@@ -162,7 +162,7 @@ def clear_passing() -> None:
 HEARTBEAT_S = 30.0
 """Seconds between two lines of progress without a terminal."""
 BAR = 30
-"""Characters of the bar of a live line."""
+"""Most characters of the bar of a live line; a sixth of a narrow terminal."""
 
 
 class ProgressLine:
@@ -178,7 +178,8 @@ class ProgressLine:
         clock = _clock(elapsed_s)
         if share is not None and share >= LEAST_SHARE:
             clock += f" of about {_clock(elapsed_s / min(share, 1.0))}"
-        bar = "" if share is None else f"{'━' * round(BAR * min(share, 1.0)):─<{BAR}}  "
+        size = min(BAR, terminal_size(sys.stderr)[0] // 6)
+        bar = "" if share is None else f"{'━' * round(size * min(share, 1.0)):─<{size}}  "
         if is_live():
             _LIVE.show([*above, f" {bar}{clock}  {text}"])
         elif elapsed_s - self._written_s >= HEARTBEAT_S:

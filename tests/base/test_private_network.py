@@ -66,6 +66,15 @@ def test_it_ends_with_its_holder(network: PrivateNetwork) -> None:
     assert network.path is None and holder.returncode is not None
 
 
+@pytest.mark.processes
+def test_a_root_without_rights_on_networks_has_one_of_its_own_users(network: PrivateNetwork) -> None:
+    within = [sys.executable, "-m", "kvcheck.core.base.private_network"]
+    found = subprocess.run(["setpriv", "--bounding-set=-net_admin", *within], input="", capture_output=True, text=True)
+    if found.stderr:
+        pytest.skip(found.stderr)
+    assert found.stdout == f"{module.READY}\n"
+
+
 def refused(*_: object, **__: object) -> None:
     raise UnknownVerdict("no process here")
 

@@ -113,7 +113,7 @@ def test_lines_that_pass_replace_those_before_and_the_last_one_is_left_where_the
     told: list[str] = []
     acts = (lambda: shown.progress("1", 0.5), lambda: told.append(""), lambda: shown.progress("2", None), shown.clear)
     assert re.sub(r"\d+:\d\d", "T", written(terminal, *acts)) == (
-        "\r\x1b[Ja\n ━━━━━━━━━━━━━━━───────────────  T of about T  1\r\x1b[1A\x1b[J T  2\r\x1b[J"
+        "\r\x1b[Ja\n ━━━━━━───────  T of about T  1\r\x1b[1A\x1b[J T  2\r\x1b[J"
     )
 
 
@@ -181,7 +181,7 @@ def test_progress_counts_cells_schedules_and_findings(
     session.cells[cell.id] = cell
     session.add(cell, (), Evidence(schedules=2), 0.1)
     ((text, done),) = told
-    assert text == "0 of 1 cell judged, 2 schedules, 0 findings, now hicache/llama-3-micro"
+    assert text == "0 findings, 0 of 1 cell judged, 2 schedules, now hicache/llama-3-micro"
     assert done == share, "8 are workloads where schedules are explored"
 
 

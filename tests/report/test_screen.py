@@ -69,7 +69,7 @@ def test_no_line_but_a_command_is_longer_than_the_screen(record: RunRecord, widt
     assert not [line for line in lines if len(line) > width and "kvcheck " not in line]
     assert len(lines) <= 25 or record is RED
     marks = [
-        mark for line in grid_lines(record, width) for mark in line if mark in MARK.values() and "number:" not in line
+        mark for line in grid_lines(record, width) for mark in line if mark in MARK.values() and "pass" not in line
     ]
     assert len(marks) == len(record.scenarios)
 
@@ -77,7 +77,9 @@ def test_no_line_but_a_command_is_longer_than_the_screen(record: RunRecord, widt
 def test_marks_stand_below_the_family_with_a_count_where_there_is_room() -> None:
     wide, narrow = grid_lines(OWN, 120), grid_lines(OWN, 80)
     assert wide[0].split() == [*FAMILIES] and wide[1].split()[:3] == ["retract-resume", "✔7", "✔7"]
-    assert "✔7" not in "".join(narrow) and narrow[-2].split() == [SCENARIOS[-1], *["✔"] * 14]
+    assert "✔7" not in "".join(narrow) and narrow[-3].split() == [SCENARIOS[-1], *["✔"] * 14]
+    assert [line.partition("✔")[2][:8] for line in grid_lines(OWN, 60)[:2]] == ["✔ glm-5.", "✔ deepse"]
+    assert "micro, then tiny" in wide[-1] and "micro, then tiny" in narrow[-1]
     for line in wide[1:-2]:
         assert [at.start() for at in re.finditer("✔", line)][::2] == [at.start() for at in re.finditer(r"\S+", wide[0])]
 

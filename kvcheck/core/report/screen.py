@@ -53,16 +53,22 @@ def grid_lines(record: RunRecord, width: int) -> list[str]:
             for longest in HEADS:
                 lines = _table(placed, heads, with_counts=with_counts, longest=longest)
                 if max(map(len, lines)) <= width:
-                    return [*lines, *wrapped(_legend(record), width)] if with_counts else lines
+                    return [*lines, *wrapped(_legend(record, with_counts), width)]
     return _named_entries(placed, width)
 
 
-def _legend(record: RunRecord) -> str:
+def _legend(record: RunRecord, with_counts: bool) -> str:
     floors = sorted({row.coverage.floor for row in record.scenarios if row.coverage is not None})
     if not floors or server_of(record) is not None:
         return ""
     least = str(floors[0]) if len(floors) == 1 else f"{floors[0]} to {floors[-1]}"
-    return f" ✔ pass  ✘ fail  ? unknown  · open   number: schedules run (a pass takes {least})"
+    sizes = dict.fromkeys(found[1] for row in record.scenarios if (found := SIZE.search(row.shape)) is not None)
+    parts = (
+        " ✔ pass  ✘ fail  ? unknown  · open",
+        f"number: schedules run (a pass takes {least})" if with_counts else "",
+        f"shapes: {', then '.join(sizes)}" if len(sizes) > 1 else "",
+    )
+    return "   ".join(filter(None, parts))
 
 
 def _entry(row: ScenarioResult, with_counts: bool) -> str:
@@ -103,7 +109,8 @@ def _named_entries(placed: Mapping[str, Mapping[str, Sequence[CellView]]], width
     first = min(max(map(len, placed)), width // 3)
     lines = []
     for name, row in placed.items():
-        entries = [f"{_entry(cell.row, False)}{column}" for column, cells in row.items() for cell in cells]
+        marks = {column: "".join(_entry(cell.row, False) for cell in cells) for column, cells in row.items()}
+        entries = [f"{each}{' ' * (len(each) > 1)}{column}" for column, each in marks.items()]
         lines += hanging(f" {name:<{first}}  ", entries, width, indent=first + 3)
     return lines
 

@@ -148,7 +148,7 @@ class Session:
         ran = sum(each.evidence.schedules for each in self.cells.values())
         found = counted(len(self.findings), "finding")
         cells = f"{judged} of {counted(len(self.cells), 'cell')} judged"
-        return f"{cells}, {counted(ran, 'schedule')}, {found}, now {cell.id}"
+        return f"{found}, {cells}, {counted(ran, 'schedule')}, now {cell.id}"
 
     def _share(self) -> float | None:
         """Return the share of the run that is done; None if nobody knows how many schedules it has."""
