@@ -83,6 +83,10 @@ OPTION_HINTS = {
     "--json": "it is --format json",
     "--no-color": "colours are switched off by NO_COLOR=1 in the environment",
     "--color": "colours are switched on by FORCE_COLOR=1 in the environment",
+    "--list": "names are printed by kvcheck list",
+    "-j": "processes are set by --jobs",
+    "-n": "processes are set by --jobs",
+    "-k": "scenarios are words of their own: kvcheck stress hicache",
 }
 PIPE_CLOSED = 141
 """Exit code of a program in a shell whose reader, such as `head`, has gone."""

@@ -34,6 +34,7 @@ COMMANDS_THAT_MOVED = {
     "engine-env": "environments are made by kvcheck env ENGINE==VERSION DIR",
     "reference": "answers of a server are kept by kvcheck model reference URL DIR",
     "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
+    "version": "the version is printed by kvcheck --version",
     "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
 }
 """Former commands of kvcheck, and names that people try, with today's command."""

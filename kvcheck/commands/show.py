@@ -28,7 +28,8 @@ MAX_DIGITS = 6
 
 def show(
     run: Annotated[
-        str | None, typer.Argument(help="A finding as RUN#N or run.json#N, or a run. Default: the newest run.")
+        str | None,
+        typer.Argument(help="A finding as RUN#N or run.json#N, or a run. Default: the newest with findings."),
     ] = None,
     finding: Annotated[
         str | None, typer.Argument(help="Number or id of a finding of that run. Default: the first one with a story.")
@@ -98,8 +99,16 @@ def _is_number(text: str) -> bool:
 
 
 def _newest(out: Path) -> Path:
-    known = RunStore(out).run_ids()
-    return find_run(known[-1] if known else "newest", out)
+    """Return the newest run with findings."""
+    for path in (find_run(each, out) for each in reversed(RunStore(out).run_ids())):
+        try:
+            if read_record(path).findings:
+                return path
+        except UsageError:  # it may be older than what can be read
+            continue
+    raise UsageError(
+        f"no run in {out} has findings to show; make one with `kvcheck stress`, or name another folder by --out"
+    )
 
 
 def _finding(record: RunRecord, number: str | None) -> Finding:

@@ -120,8 +120,9 @@ def test_wrong_input_is_one_clear_line(
 
 def test_a_green_run_has_nothing_to_show(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunStore(out).save(replace(PASSED, run_id=GREEN))
-    code, _, error = shown(out, capsys)
+    code, _, error = shown(out, capsys, GREEN)
     assert code == 2 and "has no findings to show; its verdict is pass" in error
+    assert shown(out, capsys)[1].startswith(f" {NEWER}.1  KV102")
 
 
 def test_without_any_run_the_line_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,9 @@ def note_lines(notes: Sequence[str], width: int) -> list[str]:
     for note in notes[:MOST_NOTES]:
         label, _, text = note.partition(": ")
         label, text = (label, text) if label in NOTED else ("note", note)
-        lines += labelled(label, text, width, 2)
+        why, _, command = text.partition("; next: ")
+        lines += labelled(label, why, width, 2)
+        lines += [f"{'':{LABEL + 1}}next: {command}"] if command else []
     if len(notes) > MOST_NOTES:
         lines += labelled("", f"and {len(notes) - MOST_NOTES} more: see the report", width)
     return lines
@@ -241,10 +243,13 @@ def _card_lines(number: int, card: Card, record: RunRecord | None, width: int) -
 
 
 def verdict_line(record: RunRecord) -> str:
-    verdicts = [*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)]
+    ended = [row for row in record.scenarios if row.reason != STOPPED]
+    verdicts = [*(row.verdict for row in ended), *(row.verdict for row in record.mutants)]
     noun = "mutant" if record.mutants else "cell" if server_of(record) is None else "scenario"
     first, _, others = verdicts_text(verdicts).partition(" ")
     parts = [f"{counted(int(first), noun)} {others}"] if first else []
+    if left := len(record.scenarios) - len(ended):
+        parts.append(f"{counted(left, noun)} not ended")
     if conditional := sum(finding.condition is not None for finding in record.findings):
         parts.append(counted(conditional, "conditional finding"))
     state = "" if record.complete else "   (interrupted: partial)"

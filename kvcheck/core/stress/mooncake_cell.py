@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.private_network import PrivateNetwork
-from kvcheck.core.cache.transfer.mooncake.library import why_unusable
+from kvcheck.core.cache.transfer.mooncake.library import require_library, why_unusable
 from kvcheck.core.run.plan import Plan
 
 SIMULATED = Plan(scenario="pd-transfer", shape="llama-3-tiny")
@@ -64,6 +65,10 @@ def exposure(plan: Plan) -> list[str]:
 
 
 def _why_not(max_time_s: float | None, least: int | None) -> str | None:
+    try:
+        require_library()
+    except UnknownVerdict as error:
+        return str(error)
     if max_time_s is not None and max_time_s < LEAST_TIME_S:
         return f"--max-time {max_time_s:g} is short for it; next: --max-time {LEAST_TIME_S:g} or more"
     if least is not None and least > SCHEDULES:
