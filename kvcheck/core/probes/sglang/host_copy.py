@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.content import ProbeJudge
+from kvcheck.core.probes.frame.content import ProbeJudge, rows_of
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine
@@ -51,8 +51,10 @@ LAYOUTS = {
 }
 """Layouts of host memory by way of copying, or by subject if it has others."""
 LEFT_OUT = "page_first_kv_split, which is made for another kind of device"
-OTHERS = 4000
-"""First owner of pages that were freed."""
+BEFORE, OTHERS = 3999, 4000
+"""Owner of all device rows at first, and the first owner of pages that were freed."""
+Rows = dict[tuple[str, int], torch.Tensor]
+"""[units, bytes] uint8, by buffer and layer."""
 COPYING = ("write", "start_writing", "start_loading")
 ORDERINGS = "orderings_checked"
 TRIES = 2
@@ -154,6 +156,10 @@ class HostCopyScene:
     fenced: bool = False
     requests: int = 0
     others: int = OTHERS
+    lost: set[int] = field(default_factory=set)
+    """Requests whose backup was wrong: what a load brings of them says nothing about the load."""
+    before: dict[int, Callable[[], Rows]] = field(default_factory=dict)
+    """Returns a request's rows on the device: as they were when the model began to write them, or as they are."""
     is_behind: bool = False
     """Whether the main stream may wait for the model's stream."""
     is_at_once: bool = False
@@ -161,6 +167,8 @@ class HostCopyScene:
     def __post_init__(self) -> None:
         self.forward = self.rig.machine.side()
         self.rig.copied = self.tier.copied
+        for held in self.tier.made.writer.found.buffers:  # as if it had been used; fresh rows of both tiers are zero
+            held.rows.copy_(rows_of(held, BEFORE, range(len(held.rows))))
 
     @property
     def is_real(self) -> bool:
@@ -221,9 +229,18 @@ class HostCopyScene:
         self.compute(self.requests, tokens)
 
     def compute(self, request: int, tokens: torch.Tensor) -> None:
-        machine = self.rig.machine
+        machine, arrivals = self.rig.machine, self.tier.made.arrivals(request, tokens)
         self.catch_up()
-        work = partial(arrive, self.tier.made.arrivals(request, tokens))
+
+        def rows() -> Rows:
+            return {(each.held.name, each.held.layer): each.held.rows[each.ids] for each in arrivals}
+
+        def work() -> None:
+            then = rows()
+            self.before[request] = lambda: then
+            arrive(arrivals)
+
+        self.before[request] = rows
         with machine.on(self.forward):
             machine.queue(work, goes_last=True)
         if self.is_at_once:
@@ -272,7 +289,7 @@ class HostCopyScene:
         cached.writing = False
         self.catch_up()
         self.check_list(cached, "device", cached.device)
-        self.judged(partial(self.check_host, cached, "acknowledged as backed up"))
+        self.judged(partial(self.check_backup, cached, "acknowledged as backed up"))
 
     def loaded(self, cached: CachedRequest) -> None:
         cached.loading = False
@@ -353,7 +370,7 @@ class HostCopyScene:
         if mix.chance(1, 2):
             layers.reverse()
         for layer in layers:
-            for request in requests:
+            for request in (each for each in requests if each not in self.lost):
                 self.read_layer(self.cached[request], layer, made)
             if mix.chance(1, 3):
                 self.poll()
@@ -390,7 +407,7 @@ class HostCopyScene:
             self.rig.judge.find("KV901", "liveness", text, lane="acknowledgement", request=waiting[0])
         for cached in self.cached.values():
             self.check_device(cached, "on the device at the end", self.rig.judge)
-            self.check_host(cached, "on the host at the end", self.rig.judge)
+            self.check_backup(cached, "on the host at the end", self.rig.judge)
         if not self.tier.copies.has_copied:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
 
@@ -403,12 +420,20 @@ class HostCopyScene:
             self.rig.judge.find("KV302", "contract", text, tier=tier, lane="lists", request=cached.request)
 
     def check_device(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
-        if cached.device is not None:
+        if cached.device is not None and cached.request not in self.lost:
             self.tier.made.check(judge, cached.request, cached.device, when=when)
 
-    def check_host(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
-        if cached.host is not None:
-            self.tier.check_host(judge, cached.request, cached.host, when)
+    def check_backup(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
+        """A host row that holds what its source held before the model wrote it shows a missing wait: KV201."""
+        if cached.host is None:
+            return
+        look = ProbeJudge()
+        self.tier.check_host(look, cached.request, cached.host, when)
+        before = self.before[cached.request]
+        self.lost |= {cached.request} if look.findings else set()
+        early = bool(look.findings) and self.tier.holds_either(cached.request, cached.host, before())
+        why = "; its source held that before the model wrote it, so the copy did not wait for the model"
+        judge.absorb(look, "KV201" if early else None, why if early else "")
 
     def of(self, wanted: Callable[[CachedRequest], bool]) -> list[CachedRequest]:
         return [each for each in self.cached.values() if wanted(each)]

@@ -7,7 +7,7 @@ memory is found by a search for tensors. The sizes of its axes determine its lay
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
@@ -121,6 +121,17 @@ class RigHostTier:
         for name in (name for name, count in right.items() if not count):
             text = f"{when}: not a row of {name} on the host is request {request}'s, in any layer"
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
+
+    def holds_either(self, request: int, host: torch.Tensor, other: Mapping[tuple[str, int], torch.Tensor]) -> bool:
+        """Return whether each row on the host is the request's, or that of `other`. other: by buffer and layer."""
+        for buffer, held in self._paired():
+            ids = self.pages(host)[held.unit]
+            rows = buffer.rows(held.layer, ids)
+            wanted = [rows_of(held, request, range(len(ids))), other.get((held.name, held.layer), rows.new_zeros(0))]
+            same = [(rows == each.to(rows.device)).all(1) for each in wanted if each.shape == rows.shape]
+            if not torch.stack(same).any(0).all():
+                return False
+        return True
 
     def write_host(self, request: int, host: torch.Tensor) -> None:
         for buffer, held in self._paired():
