@@ -50,9 +50,10 @@ class ChangedFile:
 
     def text(self, ran: Ran) -> str:
         cells, missed = [cell.rpartition("/")[2] for cell in self.ran(ran)], self.missed(ran)
-        noun = "lines in functions" if self.is_whole else "changed lines"
-        when = " in the first schedules" if self.is_whole else ""
-        text = f"changed: {len(self.parts) - len(missed)} of {len(self.parts)} {noun} of {self.name} ran{when}"
+        count = f"{len(self.parts) - len(missed)} of {len(self.parts)}"
+        text = f"changed: {count} changed lines of {self.name} ran"
+        if self.is_whole:
+            text = f"changed: no changes of {self.name} in git; in the first schedules {count} lines in functions ran"
         if cells:
             more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
             text += f", of {', '.join(cells[:MOST_NAMED])}{more}"

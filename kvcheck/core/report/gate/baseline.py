@@ -39,7 +39,7 @@ class EntryStatus(Enum):
     EXPIRED = "expired"
     """Its date has passed; it covers nothing any more. Fails the gate."""
     ELSEWHERE = "elsewhere"
-    """It is about an engine that none of these runs judged."""
+    """It is about an engine that none of these runs judged, or a cell that --changed did not pick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +222,8 @@ def _status(
     cells = [(record, row) for record in mine for row in record.scenarios if entry.has_cell(row.id)]
     if not cells and any(entry.has_cell(name) for record in mine for name in absent_of(record)):
         return EntryStatus.GONE, 0, "not in this release any more: remove this row"
+    if not cells and all(any(word.partition("=")[0] == "--changed" for word in record.argv) for record in mine):
+        return EntryStatus.ELSEWHERE, 0, "--changed did not pick such a cell"
     if not cells:
         return EntryStatus.UNUSED, 0, "no run has judged such a cell; correct this row or remove it"
     if entry.kind is BaselineTable.FINDING:
