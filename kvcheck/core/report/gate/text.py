@@ -153,7 +153,7 @@ def _evidence(result: GateResult) -> str:
     )
     if result.min_schedules is not None:
         least = f"{result.min_schedules} by --min-schedules"
-    needed = f"; a cell that passes needs {least}, a cell that fails none" if least else ""
+    needed = f"; a pass needs {least} in each cell, a failure none" if least else ""
     ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}{needed}" if cells else "no cell was judged"
     return f"{counted(len(result.evidence), 'gap') if result.evidence else 'enough'}: {ran}"
 
