@@ -21,7 +21,7 @@ from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.line_map import FileRun, LineMap, load
 from kvcheck.core.probes.runner import ProbeRunner
-from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.plan import Plan, parse_line
 
 pytestmark = pytest.mark.processes  # git
 TEXT = "N = 1\n\n\ndef f(a):\n    if a:\n        a += 1\n    # why\n    return a\n"
@@ -114,7 +114,8 @@ def test_only_cells_that_run_the_file_are_run(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     package = next(Path(each) for each in FAKES if Path(each).name == "vllm") / "vllm"
-    base = ["probe", f"vllm:{fake}", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
+    monkeypatch.chdir(fake.parent)
+    base = ["probe", f"vllm:{fake.name}", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
     file = str(package / "v1/kv_offload/cpu/manager.py")
     assert run([*base, "--format", "json", "--changed", file]) == 0
     told = capsys.readouterr()
@@ -122,6 +123,7 @@ def test_only_cells_that_run_the_file_are_run(
     assert {row["id"] for row in record["scenarios"]} == {"offload/cpu-offload.lru", "offload/cpu-offload.arc"}
     assert any(line.startswith("changed: no changes of v1/") for line in record["warnings"]) and "measuring" in told.err
     assert "folder" not in record["environment"]["engine"]
+    assert {parse_line(line).target for line in record["plan"]["cells"]} == {f"vllm:{fake}"}  # for any folder
     assert run([*base, "--probe", "blocks", "--changed", file]) == 4
     told = capsys.readouterr()
     assert "measuring" not in told.err and "no probe of vllm" in told.err and not told.out
