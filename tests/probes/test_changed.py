@@ -56,7 +56,7 @@ def test_a_change_is_its_lines_or_those_around_it(text: str, parts: set[tuple[in
     (package / "a.py").write_text(text)
     for given in ("a.py", "engine/a.py", str(package / "a.py"), "HEAD", "HEAD.."):
         (found,) = changed_files(given, package)
-        assert (found.name, found.parts, found.is_whole) == ("a.py", parts, False)
+        assert (found.name, found.parts, found.is_whole, found.functions) == ("a.py", parts, False, ("f",))
 
 
 def test_whether_a_change_ran(package: Path) -> None:

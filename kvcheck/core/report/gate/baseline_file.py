@@ -183,7 +183,7 @@ def _entry(where: str, kind: BaselineTable, number: int, table: Mapping[str, obj
         if key != "expires"
     }
     if kind is BaselineTable.FINDING and texts["code"] not in CODES:
-        hint = did_you_mean(texts["code"], CODES)
+        hint = did_you_mean(str(texts["code"]), CODES)
         raise UsageError(f"{where}: code: expected a finding code, got {texts['code']!r}{hint}; see kvcheck list codes")
     expires = table["expires"]
     if isinstance(expires, datetime.datetime) or not isinstance(expires, datetime.date):
