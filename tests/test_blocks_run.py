@@ -50,6 +50,7 @@ RUN_ID = "20260102-030405-0c4e91d7"
 PLACES = {
     f"reports/runs/{RUN_ID}": "red",
     "RUN": "red",
+    "MAIN": "newer",
     "kept/BEFORE": "green",
     "kept/AFTER": "red",
     "kept/RUN": "red",
@@ -127,7 +128,7 @@ RUN_HERE: dict[tuple[str, str], tuple[int | frozenset[int], ...]] = {
     ("docs/first-red.md", "kvcheck stress --mutant"): (1, 0, 0),
     ("docs/first-red.md", "kvcheck replay"): (1, 0),
     ("docs/five-bugs.md", "kvcheck show"): (0, 0),
-    ("docs/gate.md", "kvcheck gate RUN"): (1, 0, 0),
+    ("docs/gate.md", "kvcheck gate RUN"): (1, 0, 1),
     ("docs/gate.md", "kvcheck stress --out runs"): (0, 0, PRICED),
     ("docs/gate.md", "kvcheck baseline save"): (0, 0, 0, 0),
     ("docs/gate.md", "kvcheck compare"): (1,),

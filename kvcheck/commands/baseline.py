@@ -45,7 +45,7 @@ def save(
     conditional: Conditional = False,
     out: StoredIn = DEFAULT_OUT,
 ) -> None:
-    """Make a file with a row for each finding and each UNKNOWN of the runs."""
+    """Make a file with a row for each code of a cell, with its places, and each UNKNOWN of the runs."""
     if file.exists():
         raise UsageError(
             f"baseline {file}: expected a file that is not there yet; use kvcheck baseline accept or prune"
@@ -99,7 +99,11 @@ def accept(
     run, name = _named(what)
     (record,) = _records([run], out)
     picked = _rows(_only(record, name), owner=owner, reason=reason, expires=expires, conditional=True)
-    there = {row.key: row.number for row in read_baseline(file)} if file.exists() else {}
+    there = {
+        replace(row, place=place).key: row.number
+        for row in (read_baseline(file) if file.exists() else ())
+        for place in row.places or (None,)
+    }
     if (number := next((there[row.key] for row in picked if row.key in there), None)) is not None:
         raise UsageError(f"baseline {file}: row {number} is about this already; renew its date by hand")
     add_rows(file, picked)

@@ -31,6 +31,7 @@ from kvcheck.core.report.comparison.changes import (
     version_of,
 )
 from kvcheck.core.report.comparison.compare import compare as side_by_side
+from kvcheck.core.report.story_text import has_story
 from kvcheck.core.report.wording import by_name, hung, labelled, replay_line, wrapped
 from kvcheck.core.run.store import find_run
 
@@ -111,8 +112,9 @@ def _lines(found: Changes, after: RunRecord) -> list[str]:
             lines += labelled("", f"and {len(groups) - MOST_TOLD} more; -o json=FILE has them all", width)
     lines += ["", *wrapped(f" {found.verdict}  {CONCLUSIONS[found.exit_code]}: {found.summary}", width)]
     new = next((known[row.replay] for row in found.of(ChangeState.NEW) if row.replay in known), None)
-    story = None if new is None else by_name("show", after, new) or replay_line(after, new)
-    return [*lines, f" next   {story or after.repro}"] if found.exit_code else lines
+    story = None if new is None or not has_story(after, new) else by_name("show", after, new)
+    follows = after.repro if new is None else story or f"kvcheck explain {new.code}"
+    return [*lines, f" next   {follows}"] if found.exit_code else lines
 
 
 def _counts(found: Changes, state: ChangeState, groups: int) -> str:

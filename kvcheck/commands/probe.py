@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -108,10 +111,11 @@ def probe(
     if not is_engine(engine):
         raise UsageError(unknown_name("engine", engine, ENGINE_NAMES))
     passing("loading")
+    name, _, place = engine.partition(":")
     base = Plan(
         scenario="",
         probe="",
-        target=engine,
+        target=f"{name}:{Path(place).absolute()}" if place else engine,  # so that its lines replay in any folder
         backend="simulated" if kind_of(device) == "cpu" else kind_of(device),
         device=device,
         seed=asked.drawn(),
@@ -124,4 +128,5 @@ def probe(
         change = None
         if changed and runner is not None:
             change, plans = pick(changed, plans, runner)
+            asked = replace(asked, began=time.monotonic())  # --max-time is the run's, without the measurement
         return run_cells(asked, base, plans, engine=runner, change=change)

@@ -31,6 +31,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan, OwnPlan, is_live_line, is_own_line, parse_live_line, parse_own_line
+from kvcheck.core.report.story_text import has_story
 from kvcheck.core.report.view import verdicts_text
 from kvcheck.core.report.wording import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.run.plan import Plan, parse_line
@@ -90,7 +91,7 @@ def replay(
         if len(verdicts) > 1:
             say(f" {worst.value.upper()}  {counted(len(verdicts), 'line')}: {verdicts_text(verdicts)}")
             if worst is Verdict.FAIL and len(what) == 1:
-                say(f"   next    {command_line('show', what[0], out=out)}")
+                say(f"   next    {_after_failure(what[0], out)}")
         elif follows is not None:
             say(f"   next    {follows}")
         say(f" exit {worst.exit_code}")
@@ -99,8 +100,8 @@ def replay(
 
 def _next(what: str, plan: Plan | RoundPlan, verdict: Verdict, out: Path) -> str | None:
     """Return the command after one line: the story of a failure, or its cell, since one schedule is no proof."""
-    if verdict is Verdict.FAIL and not _is_line(what) and (named := FINDING.fullmatch(what)):
-        return command_line("show", f"{named['run']}#{named['number']}", out=out)
+    if verdict is Verdict.FAIL and not _is_line(what) and FINDING.fullmatch(what):
+        return _after_failure(what, out)
     if not isinstance(plan, Plan) or not plan.is_in_process or plan.on_device:
         return None
     if verdict is Verdict.FAIL:
@@ -109,6 +110,17 @@ def _next(what: str, plan: Plan | RoundPlan, verdict: Verdict, out: Path) -> str
         target = [] if plan.own_target is None else ["--target", plan.own_target]
         return command_line("stress", plan.scenario, "--shape", plan.shape, *target)
     return None
+
+
+def _after_failure(what: str, out: Path) -> str:
+    """Return the command that shows the story of a finding or a run; without one, the meaning of the first code."""
+    named = None if is_stored(what) else FINDING.fullmatch(what)
+    record = read_record(find_run(what if named is None else named["run"], out))
+    number = None if named is None else f"{record.run_id}.{int(named['number'])}"
+    found = [each for each in record.findings if number in (None, each.id)]
+    if any(has_story(record, each) for each in found):
+        return command_line("show", what if named is None else f"{named['run']}#{named['number']}", out=out)
+    return f"kvcheck explain {found[0].code}"
 
 
 def _replayed(

@@ -40,6 +40,9 @@ def test_save_gate_accept_and_prune(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["baseline", "save", old, file, *WHOSE]) == 0
     assert run(["gate", old, "--baseline", file]) == 0
     Path(file).write_text("# kept\n\n" + Path(file).read_text())
+    several = tmp_path / "several.toml"
+    several.write_text(Path(file).read_text().replace('place = "', 'place = ["other", "').replace('scale"', 'scale"]'))
+    assert run(["baseline", "accept", f"{old}#1", str(several), *WHOSE]) == 2  # one of its places
 
     newer = replace(made(FOREIGN, replace(FOREIGN, buffer="latent"), unknown=True), run_id="20260102-030499-0001")
     newer = replace(

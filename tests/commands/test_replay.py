@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.literal_record import FAILED, FOREIGN
+from rigs.literal_record import FAILED, FOREIGN, STORY
 
 from kvcheck.commands.main import run
-from kvcheck.commands.replay import lines_of
+from kvcheck.commands.replay import _after_failure, lines_of
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.store import RunStore
@@ -131,6 +131,18 @@ def test_a_finding_is_named_by_its_number(stored: Path) -> None:
         assert lines_of(f"{named}#2", stored, is_smaller_better=True) == [SECOND.schedule]
     assert lines_of(f"{FAILED.run_id}.2", stored) == [SECOND.schedule], "the id itself"
     assert lines_of(FAILED.run_id, stored) == [SECOND.schedule, PROVEN.schedule], "a run: all of its causes"
+
+
+def test_the_step_after_a_failure_is_a_story_that_is_there_or_the_meaning_of_the_code(stored: Path) -> None:
+    told = replace(
+        FAILED, run_id="20260102-030405-00aa", findings=(replace(SECOND, id="20260102-030405-00aa.1", story=STORY),)
+    )
+    RunStore(stored).save(told)
+    assert (
+        _after_failure(f"{FAILED.run_id}#2", stored) == _after_failure(FAILED.run_id, stored) == "kvcheck explain KV102"
+    )
+    for what in (f"{told.run_id}#1", told.run_id):
+        assert _after_failure(what, stored).startswith(f"kvcheck show {what} --out")
 
 
 def test_a_line_is_no_name_of_a_run(stored: Path) -> None:

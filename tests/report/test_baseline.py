@@ -242,6 +242,9 @@ def test_findings_that_a_record_lacks_may_be_new(warning: str) -> None:
         (ROW, run(replace(FOREIGN, code="KV104")), "undecided", 1),
         (replace(ROW, cell="retract-resume/llama"), run(), "unused", 1),
         (replace(ROW, engine="vllm"), run(), "elsewhere", 0),
+        (replace(ROW, cell="a/b"), replace(run(), argv=("probe", "sglang", "--changed", "a.py")), "elsewhere", 0),
+        (replace(EXPECTED, cell="a/b"), replace(run(), argv=("probe", "sglang", "--changed=a.py")), "elsewhere", 0),
+        (ROW, replace(run(FOREIGN), argv=("probe", "sglang", "--changed", "a.py")), "known", 0),
         (replace(ROW, cell="retract-*", place="content: *", engine="builtin"), run(FOREIGN), "known", 0),
         (EXPECTED, run(), "unused", 1),
         (EXPECTED, replace(run(), environment={"engine": {"absent": {EXPECTED.cell: "no tree"}}}), "gone", 0),
@@ -355,12 +358,24 @@ def test_the_same_row_twice_is_refused() -> None:
 def test_rows_of_a_run_cover_that_run(tmp_path: Path) -> None:
     symptom = replace(FOREIGN, code="KV501", oracle="output", cause=f"{PASSED.run_id}.1")
     hostile = replace(FOREIGN, buffer='k"\\\x1b[31m\x7fé', page=3)
-    record = run(FOREIGN, symptom, replace(FOREIGN, page=9), hostile, unknown=True)
+    other = replace(FOREIGN, code="KV104")
+    record = run(FOREIGN, symptom, replace(FOREIGN, page=9), hostile, other, unknown=True)
     rows = rows_of(record, owner="me", reason="r", expires=DAY)
-    assert [row.kind.value for row in rows] == ["finding", "finding", "unknown"]
+    assert [(row.code, len(row.places)) for row in rows] == [("KV102", 2), ("KV104", 1), (None, 0)]
     add_rows(tmp_path / "known.toml", rows)
     result = judged(*read_baseline(tmp_path / "known.toml"), record=record)
     assert (result.exit_code, set(statuses(result))) == (0, {"known"})
+
+
+def test_a_row_of_several_places_covers_these_and_names_those_not_seen() -> None:
+    row = replace(ROW, place=(str(ROW.place), "content: device latent"))
+    assert parse_baseline(block(row), Path("known.toml")) == (row,)
+    result = judged(row, record=run(FOREIGN))
+    assert result.exit_code == 0 and "not seen: content: device latent" in "\n".join(result_lines(result))
+    assert judged(row, record=run(FOREIGN, replace(FOREIGN, buffer="other"))).exit_code == 1
+    for bad in ("[]", '["a", 1]', '[""]'):
+        with pytest.raises(UsageError, match=r"row 1 .*place"):
+            parse_baseline(block(ROW).replace(f'"{ROW.place}"', bad), Path("known.toml"))
 
 
 def test_the_reason_of_an_unknown_is_kept_without_numbers_and_what_was_tried() -> None:

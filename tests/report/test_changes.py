@@ -9,16 +9,22 @@ from pathlib import Path
 
 import pytest
 from report.test_baseline import run as made
+from report.test_gate_result import gate as gate_result
 from rigs.gate import bench_row, bench_run, of_this_build
 from rigs.literal_record import FOREIGN, MARKUP, PASSED
 
+from kvcheck.commands.gate import result_lines
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Interval, RunRecord, Verdict
+from kvcheck.core.report.cards import cards_of
+from kvcheck.core.report.ci.outcome import of_gate
 from kvcheck.core.report.comparison.changes import ChangeState, changes, line_of
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.pages import markdown
 from kvcheck.core.report.comparison.pages import render as page
+from kvcheck.core.report.gate.pages import markdown as gate_markdown
+from kvcheck.core.report.gate.result import integrity_problems
 from kvcheck.core.run.store import RunStore
 
 OTHER = replace(FOREIGN, buffer="latent", message="latent of request 9")
@@ -113,6 +119,34 @@ def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None
     (group,) = changes(made(), later(made(first, *others)), share=0.5).grouped(ChangeState.NEW)
     assert len(group) == 4 and line_of(group).startswith("KV301 ")
     assert "KV304 x2, KV102 x1" in line_of(group) and "is wrong" not in line_of(group)
+
+
+def test_gate_and_compare_list_the_cards_of_the_screen() -> None:
+    """One bug had 3 entries on a probe's screen, 22 in the gate and 4 with other codes in compare."""
+    engine = "schedule=0,target=sglang"
+    of_engine = [
+        replace(FOREIGN, shape=shape, code=code, oracle=oracle, buffer=buffer, schedule=f"x:shape=a.b,{engine}")
+        for shape, code, oracle, buffer in (
+            ("a", "KV301", "content", "k"),
+            ("a", "KV304", "contract", "k"),
+            ("b", "KV102", "content", "v"),
+            ("b", "KV304", "contract", "v"),
+            ("c", "KV303", "contract", "k"),
+        )
+    ]
+    record = later(made(*of_engine))
+    cards = [(card.finding.code, card.finding.cell) for card in cards_of(record.findings)]
+    assert len(cards) == 2
+    problems = integrity_problems([record])
+    heads = [(each.trouble.code, each.trouble.cells[0]) for each in problems if each.trouble and not each.beside]
+    *groups, _ = changes(made(), record, share=0.5).grouped(ChangeState.NEW)  # the last: a cell without a finding
+    assert heads == [(rows[0].code, rows[0].cell) for rows in groups] == cards
+    assert len(problems) == sum(map(len, groups)) == len(of_engine)
+    result = gate_result(record, integrity=problems)
+    assert [each.code for each in of_gate(result).listed] == [code for code, _ in cards]
+    assert len(of_gate(result).troubles) == len(of_engine)
+    for text in (gate_markdown(result), "\n".join(result_lines(result))):
+        assert "2 problems" in text and text.count("kvcheck replay") == 2
 
 
 def test_a_cause_that_was_a_symptom_is_not_new() -> None:

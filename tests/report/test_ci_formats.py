@@ -150,6 +150,12 @@ def test_github_says_how_many_it_left_out_and_the_worst_come_first() -> None:
     assert [title for level, title, _ in found if level == "warning"][:1] == ["conditional KV102 foreign bytes"]
 
 
+def test_notes_are_no_annotations_of_github_and_warnings_are() -> None:
+    notes = ("not exercised: x", "changed: 1 of 1 lines", f"{PASSED.scenarios[0].id}: driven: y", "the disk is full")
+    found = ci_readers.github(to_github._lines(of_record(replace(PASSED, warnings=notes))))
+    assert [text for level, _, text in found if level == "warning"] == ["the disk is full"]
+
+
 def test_people_read_a_card_once_and_machines_each_place_of_it() -> None:
     places = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
     outcome = of_record(replace(FAILED, findings=places, scenarios=SCENARIOS[:1], mutants=()))

@@ -156,7 +156,7 @@ def test_a_cell_that_ran_too_little_is_a_gap(schedules: int, least: int | None, 
 def test_every_report_says_how_much_ran_and_of_which_build() -> None:
     result = gate(covered(4), KILLED, bench_run(bench_row()))
     for text in ("\n".join(result_lines(result)), markdown(result), page(result)):
-        assert "4 schedules of 24 planned (16 %) in 1 cell" in text and "a pass needs" in text
+        assert "4 schedules of 24 planned (16 %) in 1 cell" in text and "a pass needs 3 in" in text
         assert "not tried: delay in 1 cell" in text and "3f2c1ab03f2c" in text
     plain = json.loads(result.to_json())["runs"][0]
     assert (plain["schedules"], plain["wanted"], plain["fewest"]) == (4, 24, 4)

@@ -7,10 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -29,12 +30,13 @@ Ran = Mapping[str, Mapping[str, Collection[int]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedFile:
     """A file of the package. parts: lines that count together; each is a change, or a line in a function of a whole
-    file."""
+    file. functions: that hold them."""
 
     name: str
     parts: frozenset[tuple[int, ...]]
     outside: frozenset[int]
     is_whole: bool
+    functions: tuple[str, ...] = ()
 
     def ran(self, ran: Ran) -> dict[str, set[tuple[int, ...]]]:
         """Return the parts that have run, by cell."""
@@ -49,13 +51,13 @@ class ChangedFile:
         return {*self.parts}.difference(*self.ran(ran).values())
 
     def text(self, ran: Ran) -> str:
-        cells, missed = [cell.rpartition("/")[2] for cell in self.ran(ran)], self.missed(ran)
-        noun = "lines in functions" if self.is_whole else "changed lines"
-        when = " in the first schedules" if self.is_whole else ""
-        text = f"changed: {len(self.parts) - len(missed)} of {len(self.parts)} {noun} of {self.name} ran{when}"
-        if cells:
-            more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
-            text += f", of {', '.join(cells[:MOST_NAMED])}{more}"
+        cells, missed = named([cell.rpartition("/")[2] for cell in self.ran(ran)]), self.missed(ran)
+        count = f"{len(self.parts) - len(missed)} of {len(self.parts)}"
+        functions = f" ({named(self.functions)})" if self.functions else ""
+        text = f"changed: {count} changed lines of {self.name}{functions} ran"
+        if self.is_whole:
+            text = f"changed: no changes of {self.name} in git; in the first schedules {count} lines in functions ran"
+        text += f", of {cells}" if cells else ""
         return text if self.is_whole or not missed else f"{text}; not run: {as_ranges({part[0] for part in missed})}"
 
 
@@ -72,6 +74,11 @@ class Change:
     def misses(self, ran: Ran) -> bool:
         """Whether a changed line has run nowhere. Lines of whole files are not waited for."""
         return any(not each.is_whole and each.missed(ran) for each in self.files)
+
+
+def named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def changed_files(text: str, folder: Path) -> list[ChangedFile]:
@@ -135,25 +142,49 @@ def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -
             before = bisect_left(lines, first + (not count))
             around = tuple(lines[max(0, before - 1) : before] + lines[end : end + 1])
             parts |= {around} if around else set()
-    return ChangedFile(name=name, parts=frozenset(parts), outside=frozenset(outside), is_whole=hunks is None)
+    held = set[int]().union(*parts) if hunks is not None else set()
+    return ChangedFile(
+        name=name,
+        parts=frozenset(parts),
+        outside=frozenset(outside),
+        is_whole=hunks is None,
+        functions=tuple(dict.fromkeys(of for of, code in _functions(folder / name) if held & _lines(code))),
+    )
 
 
 def code_lines(path: Path) -> tuple[set[int], set[int]]:
     """Return lines with code in functions, and those outside. Raises UsageError."""
+    inside: set[int] = set()
+    outside: set[int] = set()
+    for code in _codes(path):
+        if code.co_flags & inspect.CO_OPTIMIZED:
+            inside |= _lines(code)
+        else:
+            outside |= _lines(code)
+    return inside, outside - inside
+
+
+def _functions(path: Path) -> Iterator[tuple[str, CodeType]]:
+    """Yield the names of functions, and the code of each or of one inside it."""
+    for code in _codes(path):
+        if code.co_flags & inspect.CO_OPTIMIZED:
+            yield code.co_qualname.partition(".<")[0], code
+
+
+def _codes(path: Path) -> Iterator[CodeType]:
     try:
         left = [compile(path.read_bytes(), str(path), "exec")]
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path}: cannot be compiled: {error}") from error
     except OSError as error:
         raise UsageError(f"{path}: {why_unread(error)}") from error
-    inside: set[int] = set()
-    outside: set[int] = set()
     while left:
         code = left.pop()
         left += [each for each in code.co_consts if isinstance(each, CodeType)]
-        lines = {line for _, _, line in code.co_lines() if line}
-        if code.co_flags & 1:  # CO_OPTIMIZED: a function; its head runs where it is defined
-            inside |= lines - {code.co_firstlineno} or lines
-        else:
-            outside |= lines
-    return inside, outside - inside
+        yield code
+
+
+def _lines(code: CodeType) -> set[int]:
+    """Return the lines of its own code, without a function's head, which runs where it is defined."""
+    lines = {line for _, _, line in code.co_lines() if line}
+    return lines - {code.co_firstlineno} or lines if code.co_flags & inspect.CO_OPTIMIZED else lines

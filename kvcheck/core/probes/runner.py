@@ -85,8 +85,8 @@ def check_variables(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """traced: as in Ask, in the first schedule of each cell, and in more while `misses` is true of `ran`: lines run
-    so far, by cell and file."""
+    """traced: as in Ask, in the first schedule of each cell, in more while `misses` is true of `ran`, and in a second
+    run of a schedule that fails. ran: lines run so far, by cell and file."""
 
     target: str
     patience: Patience | None = None
@@ -118,8 +118,14 @@ class ProbeRunner:
             return Outcome(
                 plan=plan, findings=(), evidence=Evidence(schedules=1), digest=0, unknown=str(error), is_lost=True
             )
+        ran = reply.lines
+        if self.traced and not traced and any(each.condition is None for each in reply.findings):
+            try:
+                ran = self._child.ask(replace(ask, traced=self.traced)).lines
+            except UnknownVerdict:  # the finding counts without its lines
+                self.close()
         of_cell = self.ran.setdefault(plan.cell, {})
-        for name, lines in reply.lines.items():
+        for name, lines in ran.items():
             of_cell.setdefault(name, set()).update(from_ranges(lines))
         findings = tuple(complete(finding, plan) for finding in reply.findings)
         return Outcome(

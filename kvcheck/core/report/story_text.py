@@ -46,6 +46,11 @@ def show_line(record: RunRecord, finding: Finding) -> str | None:
     return by_name("show", record, finding)
 
 
+def has_story(record: RunRecord, finding: Finding) -> bool:
+    """Whether kvcheck show has a story of the finding or of its cause."""
+    return why_no_story(next((each for each in record.findings if each.id == finding.cause), finding)) is None
+
+
 def lanes_of(story: Story) -> list[str]:
     return list(dict.fromkeys(step.lane for step in story.steps))
 

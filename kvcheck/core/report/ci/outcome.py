@@ -164,6 +164,7 @@ def of_gate(result: GateResult) -> CiOutcome:
         started_at=None,
         version=result.tool.get("version", ""),
         is_complete=result.complete,
+        beside=tuple(_of_problem(each, kind, repro) for each, kind in told if each.beside),
     )
 
 

@@ -4,6 +4,7 @@ Invariants:
 - A text of the record cannot end its command or start another one.
 - GitHub silently drops the eleventh error or warning of a step. So at most MOST of each are written, and the last has
   the number of the others.
+- A note on what was driven or left out is no annotation.
 - A summary has at most MOST_BYTES: GitHub refuses more than 1 MiB.
 """
 
@@ -25,6 +26,7 @@ from kvcheck.core.run.store import write_text
 MOST = 10
 MOST_CASES = 200
 MOST_BYTES = 900_000
+NOTES = ("not exercised: ", "not tried", "changed: ")
 TEXT_CHARS = 1000
 
 
@@ -37,7 +39,8 @@ def workflow_commands(outcome: CiOutcome) -> list[str]:
     errors = [each for each in outcome.listed if each.kind is not TroubleKind.CONDITIONAL]
     others = [each for each in outcome.listed if each.kind is TroubleKind.CONDITIONAL]
     warnings = [_annotation(each) for each in others]
-    warnings += [("kvcheck note", clip(text, TEXT_CHARS)) for text in outcome.warnings]
+    notes = (*NOTES, *(f"{case.id}: " for case in outcome.cases))
+    warnings += [("kvcheck warning", clip(text, TEXT_CHARS)) for text in outcome.warnings if not text.startswith(notes)]
     told = f"{outcome.name}: {outcome.verdict}, exit {outcome.exit_code}"
     return [
         *_commands("error", [_annotation(each) for each in errors]),

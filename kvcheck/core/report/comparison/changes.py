@@ -22,6 +22,7 @@ from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import LEFT_OUT, BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
+from kvcheck.core.report.cards import cards_of
 from kvcheck.core.report.gate.baseline import engine_name, is_cut, roots
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of
 from kvcheck.core.report.gate.contradictions import contradictions
@@ -49,7 +50,8 @@ class ChangeState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference. code and place: None for a cell or a price. conditional: it fails nothing."""
+    """One difference. code and place: None for a cell or a price. conditional: it fails nothing. card: the number of
+    its likely cause on the screen of its run."""
 
     state: ChangeState
     cell: str
@@ -58,6 +60,7 @@ class Change:
     text: str
     replay: str | None = None
     conditional: bool = False
+    card: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +78,10 @@ class Changes:
         return tuple(row for row in self.rows if row.state is state)
 
     def grouped(self, state: ChangeState) -> tuple[tuple[Change, ...], ...]:
-        """Group differences by schedule, then as the screen of a run does, by code and oracle: a cause in all cells."""
-        by_schedule: dict[object, list[Change]] = {}
-        for at, row in enumerate(self.of(state)):
-            by_schedule.setdefault(row.replay.partition(",expect=")[0] if row.replay else at, []).append(row)
-        found: dict[tuple[str | None, str, str], list[Change]] = {}
-        for rows in by_schedule.values():
-            found.setdefault(_kind(rows[0]), []).extend(rows)
+        """Group differences by the cards of the run that shows them."""
+        found: dict[tuple[object, ...], list[Change]] = {}
+        for row in self.of(state):
+            found.setdefault(_group(row), []).append(row)
         return tuple(map(tuple, found.values()))
 
     @property
@@ -119,7 +119,7 @@ def change_lines(found: Changes) -> list[tuple[ChangeState, int, list[tuple[str,
 
 
 def line_of(rows: Sequence[Change]) -> str:
-    text = "; the same schedules show ".join(filter(None, (rows[0].text, beside_text(rows))))
+    text = "; beside ".join(filter(None, (rows[0].text, beside_text(rows))))
     return f"{head_of(rows)}: {text}"
 
 
@@ -135,8 +135,8 @@ def head_of(rows: Sequence[Change]) -> str:
 
 
 def beside_text(rows: Sequence[Change]) -> str:
-    """Return the other codes that the schedules of a group show."""
-    beside = Counter(row.code for row in rows if row.code and _kind(row) != _kind(rows[0]))
+    """Return the other codes of a group."""
+    beside = Counter(row.code for row in rows if row.code and row.code != rows[0].code)
     return ", ".join(f"{code} x{times}" for code, times in beside.items())
 
 
@@ -144,14 +144,12 @@ def replay_of(rows: Sequence[Change]) -> str | None:
     return rows[0].replay if rows[0].state is ChangeState.NEW else None
 
 
-def _kind(row: Change) -> tuple[str | None, str, str]:
-    """Key of a group: code and oracle, and the reason of what is not new. Each price is a group of its own."""
+def _group(row: Change) -> tuple[object, ...]:
+    """Key of a group: its card, and the reason of what is not new. Each price is a group of its own."""
     if row.state is ChangeState.SLOWER:
-        return row.code, row.cell, row.text
-    place = row.place or ""
-    is_seen = row.place is not None and row.state not in (ChangeState.FIXED, ChangeState.LESS)
-    reason = "" if is_seen else NUMBERS.sub("#", row.text.removeprefix(place))
-    return row.code, place.partition(":")[0], reason
+        return row.cell, row.text
+    is_seen = row.card is not None and row.state not in (ChangeState.FIXED, ChangeState.LESS)
+    return row.card, "" if is_seen else NUMBERS.sub("#", row.text.removeprefix(row.place or ""))
 
 
 def write_json(changes: Changes, path: Path) -> None:
@@ -182,11 +180,14 @@ def changes(before: RunRecord, after: RunRecord, *, share: float, conditional: b
 Cause = tuple[str, str, str]
 
 
-def _by_cause(record: RunRecord) -> dict[Cause, Finding]:
-    found: dict[Cause, Finding] = {}
-    for at, each in roots(record.findings):
-        if each is record.findings[at]:
-            found.setdefault(_cause(each), each)
+def _by_cause(record: RunRecord) -> dict[Cause, tuple[int, Finding]]:
+    """Return the causes with the number of their card, in the order of the run's screen."""
+    causes = {id(each) for at, each in roots(record.findings) if each is record.findings[at]}
+    found: dict[Cause, tuple[int, Finding]] = {}
+    for number, card in enumerate(cards_of(record.findings), 1):
+        for each in (card.finding, *card.others):
+            if id(each) in causes:
+                found.setdefault(_cause(each), (number, each))
     return found
 
 
@@ -199,14 +200,14 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
     then, now = _by_cause(before), _by_cause(after)
     shown_then, shown_now = ({_cause(each) for each in record.findings} for record in (before, after))
     rows_then, rows_now = _rows(before), _rows(after)
-    for cause, finding in now.items():
+    for cause, (card, finding) in now.items():
         is_new = cause not in shown_then
         text = finding.message.splitlines()[0] if finding.message else ""
         if is_new and (why := _unseen(rows_then.get(finding.cell))):
             text = f"{text} ({why} in {before.run_id})"
-        yield _change(ChangeState.NEW if is_new else ChangeState.SAME, finding, text, counts=counts)
+        yield _change(ChangeState.NEW if is_new else ChangeState.SAME, finding, text, card, counts=counts)
     # Causes that the later run does not show: fixed only if the cell passed on enough schedules.
-    for cause, finding in then.items():
+    for cause, (card, finding) in then.items():
         if cause in shown_now:
             continue
         row = rows_now.get(finding.cell)
@@ -214,15 +215,15 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
             continue
         if row is not None and row.verdict is Verdict.PASS and has_enough(after, row):
             text = f"gone after {counted(row.schedules, 'schedule')}"
-            yield _change(ChangeState.FIXED, finding, text, counts=counts)
+            yield _change(ChangeState.FIXED, finding, text, card, counts=counts)
             continue
         text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
         if row is not None and row.verdict is Verdict.FAIL:
             text = "not seen, but the cell fails otherwise, which ends it"
-        yield _change(ChangeState.LESS, finding, text, counts=counts)
+        yield _change(ChangeState.LESS, finding, text, card, counts=counts)
 
 
-def _change(state: ChangeState, finding: Finding, text: str, *, counts: bool) -> Change:
+def _change(state: ChangeState, finding: Finding, text: str, card: int, *, counts: bool) -> Change:
     is_latent = finding.condition is not None and not counts
     if state not in (ChangeState.NEW, ChangeState.SAME):
         text = f"{place_of(finding)}: {text}"
@@ -234,6 +235,7 @@ def _change(state: ChangeState, finding: Finding, text: str, *, counts: bool) ->
         text=text,
         replay=finding.replay or None,
         conditional=is_latent,
+        card=card,
     )
 
 

@@ -39,29 +39,37 @@ class EntryStatus(Enum):
     EXPIRED = "expired"
     """Its date has passed; it covers nothing any more. Fails the gate."""
     ELSEWHERE = "elsewhere"
-    """It is about an engine that none of these runs judged."""
+    """It is about an engine that none of these runs judged, or a cell that --changed did not pick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineEntry:
-    """number: its index in the file, from 1, over both tables. engine: None means any. expires: the last valid day. "*"
-    in a pattern (cell, place, reason of an UNKNOWN) matches any text."""
+    """number: its index in the file, from 1, over both tables. engine: None means any. place: one or several. expires:
+    the last valid day. "*" in a pattern (cell, place, reason of an UNKNOWN) matches any text."""
 
     number: int
     kind: BaselineTable
     engine: str | None
     cell: str
     code: str | None = None
-    place: str | None = None
+    place: str | tuple[str, ...] | None = None
     says: str | None = None
     owner: str
     reason: str
     expires: datetime.date
 
     @property
+    def places(self) -> tuple[str, ...]:
+        return (self.place,) if isinstance(self.place, str) else self.place or ()
+
+    @property
     def what(self) -> str:
         engine = "" if self.engine is None else f"{self.engine} "
-        about = f"{self.code}, {self.place}" if self.kind is BaselineTable.FINDING else f"UNKNOWN, {self.says}"
+        about = (
+            f"{self.code}, {' and '.join(self.places)}"
+            if self.kind is BaselineTable.FINDING
+            else f"UNKNOWN, {self.says}"
+        )
         return f"{engine}{self.cell}: {about}"
 
     @property
@@ -80,7 +88,7 @@ class BaselineEntry:
             and self.code == finding.code
             and self.has_engine(record)
             and self.has_cell(finding.cell)
-            and _pattern(self.place or "").fullmatch(place_of(finding)) is not None
+            and any(_pattern(place).fullmatch(place_of(finding)) for place in self.places)
         )
 
     def expects(self, record: RunRecord, row: ScenarioResult) -> bool:
@@ -222,12 +230,17 @@ def _status(
     cells = [(record, row) for record in mine for row in record.scenarios if entry.has_cell(row.id)]
     if not cells and any(entry.has_cell(name) for record in mine for name in absent_of(record)):
         return EntryStatus.GONE, 0, "not in this release any more: remove this row"
+    if not cells and all(any(word.partition("=")[0] == "--changed" for word in record.argv) for record in mine):
+        return EntryStatus.ELSEWHERE, 0, "--changed did not pick such a cell"
     if not cells:
         return EntryStatus.UNUSED, 0, "no run has judged such a cell; correct this row or remove it"
     if entry.kind is BaselineTable.FINDING:
         found = [(record, each) for record in mine for each in record.findings if entry.covers(record, each)]
         if found:
-            return EntryStatus.KNOWN, len(found), _thin(entry, cells)
+            seen = [place_of(each) for _, each in found]
+            gone = [place for place in entry.places if not any(map(_pattern(place).fullmatch, seen))]
+            texts = (f"not seen: {', '.join(gone)}" if gone else "", _thin(entry, cells))
+            return EntryStatus.KNOWN, len(found), "; ".join(filter(None, texts))
         if all(row.verdict is Verdict.PASS and is_enough(record, row) for record, row in cells):
             return EntryStatus.GONE, 0, "no such finding any more: remove this row"
         return EntryStatus.UNDECIDED, 0, f"no such finding, but {_why_undecided(cells)}"

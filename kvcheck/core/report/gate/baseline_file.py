@@ -4,7 +4,7 @@
     engine = "vllm"                                # builtin, sglang, vllm, lmcache, "vllm server"; any if left out
     cell = "preemption/scheduler.priority"         # * matches any text, also in place
     code = "KV102"
-    place = "content: device kv"                   # as kvcheck gate prints it
+    place = "content: device kv"                   # as kvcheck gate prints it; a list has several
     owner = "kv team"
     reason = "vllm-project/vllm#43569"
     expires = 2027-03-01                           # the last valid day
@@ -116,12 +116,17 @@ def block(entry: BaselineEntry) -> str:
 def rows_of(
     record: RunRecord, *, owner: str, reason: str, expires: datetime.date, conditional: bool = False
 ) -> tuple[BaselineEntry, ...]:
-    """Make a row for each cause and each UNKNOWN of a run. conditional: include conditional findings."""
+    """Make a row for each code of a cell, with the places of its causes, and for each UNKNOWN of a run. conditional:
+    include conditional findings."""
     made = partial(BaselineEntry, number=0, engine=engine_name(record), owner=owner, reason=reason, expires=expires)
+    places: dict[tuple[str, str], list[str]] = {}
+    for at, each in roots(record.findings):
+        if (each.condition is None or conditional) and each is record.findings[at]:
+            places.setdefault((each.cell, each.code), []).append(place_of(each))
     found = [
-        made(kind=BaselineTable.FINDING, cell=each.cell, code=each.code, place=place_of(each))
-        for at, each in roots(record.findings)
-        if (each.condition is None or conditional) and each is record.findings[at]
+        made(kind=BaselineTable.FINDING, cell=cell, code=code, place=each[0] if len(each) == 1 else tuple(each))
+        for (cell, code), named in places.items()
+        for each in [[*dict.fromkeys(named)]]
     ]
     found += [
         made(kind=BaselineTable.UNKNOWN, cell=row.id, says=_known_by(row.reason))
@@ -172,9 +177,13 @@ def _entry(where: str, kind: BaselineTable, number: int, table: Mapping[str, obj
     for key in known[1:]:
         if key not in table:
             raise UsageError(f"{where}: the key {key!r} is missing; expected {', '.join(known[1:])}")
-    texts = {key: _text(where, key, value) for key, value in table.items() if key != "expires"}
+    texts = {
+        key: _place(where, value) if key == "place" else _text(where, key, value)
+        for key, value in table.items()
+        if key != "expires"
+    }
     if kind is BaselineTable.FINDING and texts["code"] not in CODES:
-        hint = did_you_mean(texts["code"], CODES)
+        hint = did_you_mean(str(texts["code"]), CODES)
         raise UsageError(f"{where}: code: expected a finding code, got {texts['code']!r}{hint}; see kvcheck list codes")
     expires = table["expires"]
     if isinstance(expires, datetime.datetime) or not isinstance(expires, datetime.date):
@@ -186,6 +195,12 @@ def _text(where: str, key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: {key}: expected a text in quotes, got {str(value)[:80]!r}")
     return value
+
+
+def _place(where: str, value: object) -> str | tuple[str, ...]:
+    if isinstance(value, list) and value:
+        return tuple(_text(where, "place", each) for each in value)
+    return _text(where, "place", value)
 
 
 def _comments_above(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvcheck.core.report.ci.trouble import TroubleKind
 from kvcheck.core.report.gate.result import GateResult
-from kvcheck.core.report.gate.text import HEADINGS, MOST_LINES, cells, problem_text, sections, summary_text
+from kvcheck.core.report.gate.text import HEADINGS, MOST_LINES, cells, listed, problem_text, sections, summary_text
 from kvcheck.core.report.templates import filled
 from kvcheck.core.run.store import write_text
 
@@ -43,7 +43,9 @@ def render(result: GateResult) -> str:
 def markdown(result: GateResult) -> str:
     conditional = () if result.fail_on_conditional else result.conditional
     kinds = ((TroubleKind.FINDING, result.integrity), (TroubleKind.CONDITIONAL, conditional))
-    told = [(kind, each.run_id, each.trouble) for kind, part in kinds for each in part if each.trouble is not None]
+    told = [
+        (kind, each.run_id, each.trouble) for kind, part in kinds for each in listed(part) if each.trouble is not None
+    ]
     # Problems with a cause are written out below the sections.
     bare = {
         name: tuple(problem_text(each) for each in part if each.trouble is None)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.record import (
     LEFT_OUT,
     BenchRow,
@@ -26,7 +25,7 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.server_facts import TOKEN, is_requirement, server_name, server_of
-from kvcheck.core.report.cards import Card
+from kvcheck.core.report.cards import Card, cards_of
 from kvcheck.core.report.ci.trouble import CiTrouble, of_card
 from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, KnownPlaces
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
@@ -44,11 +43,13 @@ NAMED_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """run_id: None for a problem of the budgets. trouble: None without a finding."""
+    """run_id: None for a problem of the budgets. trouble: None without a finding. beside: a further place of the card
+    before it, which lists for people leave out, since the card counts it."""
 
     run_id: str | None
     message: str
     trouble: CiTrouble | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +144,7 @@ def integrity_problems(
 
 
 def conditional_findings(records: Sequence[RunRecord], known: KnownPlaces = NOTHING) -> tuple[Problem, ...]:
-    return tuple(
-        _problem(record, bug, known)
-        for record in records
-        for bug in bugs(known.new(record))
-        if bug.cause.condition is not None
-    )
+    return tuple(each for record in records for each in _found(record, known, is_conditional=True))
 
 
 def evidence_problems(
@@ -217,7 +213,7 @@ def gated_rows(
 
 def _failures(record: RunRecord, known: KnownPlaces) -> list[Problem]:
     """Uncovered failures, each once: causes, then failed rows without one, then the run's verdict."""
-    found = [_problem(record, bug, known) for bug in bugs(known.new(record)) if bug.cause.condition is None]
+    found = _found(record, known, is_conditional=False)
     told = [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
     failed = [row for row in record.scenarios if row.verdict is Verdict.FAIL]
     if not (found or told):
@@ -231,8 +227,18 @@ def _failures(record: RunRecord, known: KnownPlaces) -> list[Problem]:
     return [*found, *(Problem(record.run_id, text) for text in told)]
 
 
-def _problem(record: RunRecord, bug: Bug, known: KnownPlaces) -> Problem:
-    cause, trouble = bug.cause, of_card(record, Card(bug=bug))
+def _found(record: RunRecord, known: KnownPlaces, *, is_conditional: bool) -> list[Problem]:
+    """Return a problem for each card, in the order of the run's screen, and behind it those of its further places."""
+    return [
+        replace(_problem(record, each, known), beside=each is not card)
+        for card in cards_of(known.new(record))
+        if card.is_conditional == is_conditional
+        for each in (card, *(Card(bug=bug) for bug in card.bugs[1:]))
+    ]
+
+
+def _problem(record: RunRecord, card: Card, known: KnownPlaces) -> Problem:
+    cause, trouble = card.finding, of_card(record, card)
     if known is not NOTHING:
         trouble = replace(trouble, named=f"finding {cause.id}, place {trouble.place!r}")
     condition = "" if cause.condition is None else f", if {cause.condition}"

@@ -48,9 +48,9 @@ def slower_from_text(row: GatedRow) -> str:
 def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Return name, text and details of each part, in the order of judgement."""
     notes = tuple(f"{row.id}: {note}" for row in result.rows for note in row.notes)
-    conditional = ("conditional", _conditional(result), tuple(problem_text(each) for each in result.conditional))
+    conditional = ("conditional", _conditional(result), _problem_texts(result.conditional))
     return (
-        ("integrity", _integrity(result), tuple(problem_text(each) for each in result.integrity)),
+        ("integrity", _integrity(result), _problem_texts(result.integrity)),
         *([conditional] if result.conditional else []),
         *([] if result.baseline is None else [_baseline(result.baseline, has_new=bool(result.integrity))]),
         ("evidence", _evidence(result), tuple(problem_text(each) for each in result.evidence)),
@@ -72,7 +72,7 @@ def _integrity(result: GateResult) -> str:
         parts.append(f"{counted(tally.tokens_judged, 'token')} of answers judged")
     judged = ", ".join(parts)
     clean = "no finding" if result.baseline is None else "no new finding"
-    return f"{judged}: {counted(len(result.integrity), 'problem') if result.integrity else clean}"
+    return f"{judged}: {counted(len(listed(result.integrity)), 'problem') if result.integrity else clean}"
 
 
 def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
@@ -153,7 +153,7 @@ def _evidence(result: GateResult) -> str:
     )
     if result.min_schedules is not None:
         least = f"{result.min_schedules} by --min-schedules"
-    needed = f", and a pass needs {least} in each" if least else ""
+    needed = f"; a pass needs {least} in each cell, a failure none" if least else ""
     ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}{needed}" if cells else "no cell was judged"
     return f"{counted(len(result.evidence), 'gap') if result.evidence else 'enough'}: {ran}"
 
@@ -163,6 +163,14 @@ def _overhead(result: GateResult) -> str:
         return f"not judged: no --budget; {counted(result.tally.bench_rows, 'row')} of benchmarks in these runs"
     rules = f"tol {result.tol:.1%}, fail-over {result.fail_over:.1%}"
     return f"{counted(len(result.rows), 'gated row')}, budgets in {result.budget_file}, {rules}"
+
+
+def listed(problems: Sequence[Problem]) -> list[Problem]:
+    return [each for each in problems if not each.beside]
+
+
+def _problem_texts(problems: Sequence[Problem]) -> tuple[str, ...]:
+    return tuple(map(problem_text, listed(problems)))
 
 
 def problem_text(problem: Problem) -> str:
@@ -186,7 +194,7 @@ def summary_text(result: GateResult) -> str:
     counts = dict.fromkeys(("SLOWER", "INCONCLUSIVE", "OK"), 0)
     for row in result.rows:
         counts[row.verdict.name] += 1
-    parts = [counted(len(result.integrity), "integrity problem")] if result.integrity else []
+    parts = [counted(len(listed(result.integrity)), "integrity problem")] if result.integrity else []
     if result.baseline is not None and (failing := result.baseline.failing):
         parts.append(f"{counted(len(failing), 'row')} of the baseline to mend")
     parts += [counted(len(result.evidence), "gap") + " in the evidence"] if result.evidence else []
