@@ -155,7 +155,7 @@ class RowTensor:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Buffers of an object. threads: paths of objects that run code in threads. within: (part, whole) tensors."""
+    """Buffers of an object. threads: paths of threads that cannot be held. within: (part, whole) tensors."""
 
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]

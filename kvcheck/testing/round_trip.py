@@ -20,7 +20,9 @@ import torch
 
 from kvcheck.testing.buffers import Buffer, RowTensor, RowUnits, find_buffers, layers_of, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
+from kvcheck.testing.held_threads import HeldThreads
 from kvcheck.testing.judge import TELLING, RowJudge, WrongRow
+from kvcheck.testing.kept_rows import check_not_translated
 from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import dump
@@ -32,6 +34,7 @@ from kvcheck.testing.streams import Streams, active_streams
 __tracebackhide__ = True
 
 Saved = TypeVar("Saved")
+EARLY = "; load returned while its work in another thread had not run: let load wait for that"
 
 
 def check_round_trip(
@@ -96,10 +99,13 @@ def check_round_trip(
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     judge.calls.append(f"load(copy, {ids_text(plan.into)})")
-    load(copy, scene.into())
-    scene.look_again()
-    still = _judge_loaded(scene, saved)
-    padded = judge_padding(scene, "load", saved, padded)
+    with HeldThreads() as held:
+        held.call(load, copy, scene.into())
+        scene.look_again()
+        still = _judge_loaded(scene, saved, EARLY if held.unrun else "")
+        padded = judge_padding(scene, "load", saved, padded)
+    if judge.findings and not held.unrun:
+        check_not_translated(scene, save, load)
     late = _late_copies(scene, streams, save, load, seed_of(seed))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
@@ -226,8 +232,9 @@ def _saved_beside(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
     return tuple(map(shared_text, shared.values()))
 
 
-def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
-    """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings."""
+def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]], early: str) -> tuple[str, ...]:
+    """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings. early: a
+    text on work of load that has not run, or ""."""
     judge, plan, buffers = scene.judge, scene.plan, scene.found.buffers
     parts: list[Left] = []
     unmoved: dict[str, list[tuple[Buffer, WrongRow]]] = {}
@@ -262,7 +269,7 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
             wrong.code,
             "content",
             f"restored after its slots were reused: {held.unit} {rows[wrong.at]} of {held.where}, holds {wrong.story}; "
-            f"expected request {SAVED}, position {wrong.at}; {wrong.rows} of {len(rows)} rows are wrong",
+            f"expected request {SAVED}, position {wrong.at}; {wrong.rows} of {len(rows)} rows are wrong{early}",
             held,
             wrong,
             row=rows[wrong.at],
@@ -272,7 +279,7 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
     for some in unmoved.values():
         first = some[0][0]
         moved = [held for held in buffers if held.family == first.family and held.key not in gone]
-        _find_unmoved(judge, some, scene.rows(first, plan.into), moved)
+        _find_unmoved(judge, some, scene.rows(first, plan.into), moved, early)
     still = judge_left(judge, parts, layers, bits, SAVED)
     if lossy and not judge.findings:
         raise NotJudged(
@@ -285,19 +292,24 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
 
 
 def _find_unmoved(
-    judge: RowJudge, parts: Sequence[tuple[Buffer, WrongRow]], rows: Sequence[int], others: Sequence[Buffer]
+    judge: RowJudge,
+    parts: Sequence[tuple[Buffer, WrongRow]],
+    rows: Sequence[int],
+    others: Sequence[Buffer],
+    early: str,
 ) -> None:
     """others: layers of the same buffer that load has written, which show that it holds KV."""
     held, wrong = parts[0]
     names = ", ".join(repr(each.path) for each, _ in parts) if others else repr(held.name)
-    way = f"load wrote {others[0].path}; " if others else ""
+    wrote = f"; load wrote {others[0].path}" if others else ""
+    way = early or f"; if it holds no KV, pass exclude=({names},)"
     layers = [str(each.layer) for each, _ in parts if each.layer is not None]
     where = f"{held.name}, layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else held.name
     judge.find(
         "KV304",
         "contract",
         f"request {SAVED} came back without {where}: load left all {len(rows)} rows as they were, {held.unit} "
-        f"{rows[wrong.at]} with {wrong.story}; {way}if it holds no KV, pass exclude=({names},)",
+        f"{rows[wrong.at]} with {wrong.story}{wrote}{way}",
         held,
         wrong,
         row=rows[wrong.at],
