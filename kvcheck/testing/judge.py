@@ -23,7 +23,8 @@ TELLING = 8
 
 @dataclass(frozen=True, slots=True)
 class WrongRow:
-    """First wrong row of several. code: kind of the bytes. story: their description, printed after "holds"."""
+    """First wrong row of several. code: kind of the bytes. story: their description, printed after "holds". position:
+    that of the owner whose bytes they are, if there is one only."""
 
     code: str
     story: str
@@ -31,6 +32,7 @@ class WrongRow:
     rows: int
     seen_request: int | None
     minimal: dict[str, object]
+    position: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,11 +83,13 @@ class RowJudge:
     ) -> WrongRow:
         first = int(torch.nonzero(seen != wanted)[0])
         minimal: dict[str, object] = {"seen": dump(seen, first), "wanted": dump(wanted, first)}
-        code, story, request = self._story(held, seen, owner)
-        return WrongRow(code, story, at, rows, request, minimal)
+        holders = self.ownership.owners_of(held, seen)
+        code, story, request = self._story(held, seen, owner, holders)
+        return WrongRow(code, story, at, rows, request, minimal, holders[0].position if len(holders) == 1 else None)
 
-    def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
-        holders = self.ownership.owners_of(held, row)
+    def _story(
+        self, held: Buffer, row: torch.Tensor, owner: Owner, holders: Sequence[Owner]
+    ) -> tuple[str, str, int | None]:
         if holders and all(holder.request == owner.request for holder in holders):
             return "KV301", f"the row of its position {_some(holders)}", owner.request
         if holders:

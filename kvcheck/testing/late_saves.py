@@ -115,8 +115,8 @@ def _find(scene: SlotScene, late: _Save, sure: Collection[object] | None) -> Non
             "content",
             f"save took a copy before its stream had made it: {held.unit} {rows[wrong.at]} of {held.where}, came "
             f"back with {wrong.story}; expected request {late.request}, position {wrong.at}; {wrong.rows} of "
-            f"{len(rows)} rows are wrong, and right where the stream runs at once. Let save wait before the host "
-            f"reads{unless}",
+            f"{len(rows)} {held.units} are wrong, and right where the stream runs at once. Let save wait before the "
+            f"host reads{unless}",
             held,
             wrong,
             row=rows[wrong.at],
