@@ -135,8 +135,8 @@ class CheckedRun:
                 entry.lines[:] = [part for line in entry.lines for part in _folded(line)]
             shown.reprtraceback.extraline = f"\n{_place(item, call.excinfo)}: {type(error).__name__}"
             report.longrepr = shown
-            if item.config.getoption("usepdb", False):
-                _end_in_the_test(error)
+            if item.config.getoption("usepdb", False):  # a debugger stops in the last frame, which is the user's then
+                call.excinfo.traceback.filter(call.excinfo)[-1]._rawentry.tb_next = None
         if call.when == "call" or (call.when == "setup" and error is not None):
             made = item.stash.get(TRIAL, None)
             if asks(item) or isinstance(error, (IntegrityError, NotJudged)) or (made is not None and made.judged):
@@ -285,17 +285,6 @@ def _folded(line: str) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False) or [
         line
     ]
-
-
-def _end_in_the_test(error: BaseException) -> None:
-    """Cut kvcheck's frames off the end of the traceback: a debugger stops in the last frame."""
-    last = step = error.__traceback__
-    while step is not None:
-        if not step.tb_frame.f_globals.get("__tracebackhide__"):
-            last = step
-        step = step.tb_next
-    if last is not None:
-        last.tb_next = None
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.causes import Bug, bugs, in_causal_order
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UnknownVerdict
-from kvcheck.core.base.nouns import plural
 from kvcheck.core.base.record import Finding
 
 __tracebackhide__ = True
@@ -85,16 +84,7 @@ def _block(bug: Bug) -> list[str]:
     also = [each for each in bug.findings if each.code == cause.code and each is not cause]
     codes = Counter(each.code for each in bug.findings if each.code != cause.code)
     followed = ", ".join(f"{code} x{count}" for code, count in codes.items())
-    lines += [f"  also    {len(also)} more of this code and cause: {_places(also)}"] if also else []
+    names = ", ".join([*dict.fromkeys(str(each.buffer) for each in also)][:MOST_SHOWN])
+    lines += [f"  also    {len(also)} more of this code and cause: {names}"] if also else []
     lines += [f"  then    {followed}"] if followed else []
     return [*lines, f"  more    kvcheck explain {cause.code}"]
-
-
-def _places(findings: Sequence[Finding]) -> str:
-    layers: dict[str, dict[str, None]] = {}
-    for each in findings:
-        layers.setdefault(each.buffer or "no buffer", {}).update({} if each.layer is None else {str(each.layer): None})
-    places = [
-        f"{name}, {plural(len(some), 'layer')} {', '.join(some)}" if some else name for name, some in layers.items()
-    ]
-    return "; ".join(places[:MOST_SHOWN]) + ("; ..." if len(places) > MOST_SHOWN else "")

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Any, TypeVar
 
 from kvcheck.core.probes.frame.stubs import replaced
@@ -40,15 +39,11 @@ class HeldThreads:
     def __enter__(self) -> HeldThreads:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._open(None)
-        for each in self.unrun:
-            if isinstance(each, threading.Thread):
-                each.join(END_S)
-            else:
-                wait([each], END_S)
+        wait([each for each in self.unrun if isinstance(each, Future)], END_S)
+        for thread in [each for each in self.unrun if isinstance(each, threading.Thread)]:
+            thread.join(END_S)
 
     def call(self, function: Callable[..., Made], *given: object) -> Made:
         with ExitStack() as stack:
@@ -63,10 +58,12 @@ class HeldThreads:
 
     def _methods(self) -> dict[type, dict[str, Callable[..., Any]]]:
         start, join, wait_for = threading.Thread.start, threading.Thread.join, threading.Condition.wait
-        submit, result = ThreadPoolExecutor.submit, Future.result
+        submit = ThreadPoolExecutor.submit
 
         def held_start(thread: threading.Thread) -> None:
-            if not self._is_own():  # a thread of an executor is not held, but each piece of its work
+            if not (
+                self._is_inside and threading.get_ident() == self._caller
+            ):  # a thread of an executor is not held, but each piece of its work
                 thread.run = self._late(thread, thread.run)  # type: ignore[method-assign]
             with self._inside():
                 start(thread)
@@ -83,11 +80,6 @@ class HeldThreads:
             self._open(thread)
             join(thread, timeout)
 
-        def seen_result(future: Future[Any], timeout: float | None = None) -> Any:
-            self._open(future)
-            with self._inside():
-                return result(future, timeout)
-
         def seen_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
             if threading.get_ident() == self._caller and not self._is_inside:
                 self._open(None)
@@ -97,7 +89,6 @@ class HeldThreads:
             threading.Thread: {"start": held_start, "join": seen_join},
             threading.Condition: {"wait": seen_wait},
             ThreadPoolExecutor: {"submit": held_submit},
-            Future: {"result": seen_result},
         }
 
     def _late(self, key: object, work: Callable[..., Made]) -> Callable[..., Made]:
@@ -119,13 +110,10 @@ class HeldThreads:
         return run
 
     def _open(self, key: object) -> None:
-        """Release the work of a thread or future; all work if it is unknown."""
+        """Release the work of a thread; all work if it is unknown."""
         with self._lock:
             for gate in [self._gates[key]] if key in self._gates else self._gates.values():
                 gate.set()
-
-    def _is_own(self) -> bool:
-        return self._is_inside and threading.get_ident() == self._caller
 
     @contextmanager
     def _inside(self) -> Iterator[None]:

@@ -44,6 +44,8 @@ class RowJudge:
     findings: list[Finding] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     """Calls of the user's functions so far, each with its ids, so that they can be repeated in a debugger."""
+    early: str = ""
+    """Text on work of load that had not run when it returned."""
 
     def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> WrongRow | None:
         """Count and compare rows, [ids, bytes] each. Return the first difference."""

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,10 +19,8 @@ from kvcheck.testing.plan import SAVED, SlotScene
 
 __tracebackhide__ = True
 
-Saved = TypeVar("Saved")
 
-
-def check_not_translated(scene: SlotScene, save: Callable[[Any], Saved], load: Callable[[Saved, Any], object]) -> None:
+def check_not_translated(scene: SlotScene, save: Callable[[Any], Any], load: Callable[[Any, Any], object]) -> None:
     """Raise NotJudged if save and load translate ids by the same map. Gives all rows other content."""
     size = scene.units.page_size
     pages = sorted({number // size for number in (*scene.plan.ids, *scene.plan.into)})
@@ -45,7 +43,7 @@ def check_not_translated(scene: SlotScene, save: Callable[[Any], Saved], load: C
 
 
 def _kept(
-    scene: SlotScene, save: Callable[[Any], Saved], load: Callable[[Saved, Any], object], page: int
+    scene: SlotScene, save: Callable[[Any], Any], load: Callable[[Any, Any], object], page: int
 ) -> dict[object, int]:
     """Return the page that save reads and load writes for this id, by buffer. Others are left out."""
     size, everything = scene.units.page_size, range(scene.units.slots)

@@ -110,7 +110,8 @@ def check_round_trip(
     with HeldThreads() as held, _noting_pages(page_size):
         held.call(load, copy, scene.into())
         scene.look_again()
-        still = _judge_loaded(scene, saved, EARLY if held.unrun else "")
+        judge.early = EARLY if held.unrun else ""
+        still = _judge_loaded(scene, saved)
         padded = judge_padding(scene, "load", saved, padded)
     if judge.findings and not held.unrun:
         check_not_translated(scene, save, load)
@@ -254,9 +255,8 @@ def _saved_beside(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
     return tuple(map(shared_text, shared.values()))
 
 
-def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]], early: str) -> tuple[str, ...]:
-    """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings. early: a
-    text on work of load that has not run, or ""."""
+def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
+    """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings."""
     judge, plan, buffers = scene.judge, scene.plan, scene.found.buffers
     parts: list[Left] = []
     unmoved: dict[str, list[tuple[Buffer, WrongRow]]] = {}
@@ -292,7 +292,8 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
             "content",
             f"restored after its slots were reused: {held.unit} {rows[wrong.at]} of {held.where}, holds {wrong.story}"
             f"{_source(scene, held, wrong, rows[wrong.at], scene.rows(held, plan.ids)[wrong.at])}; "
-            f"expected request {SAVED}, position {wrong.at}; {wrong.rows} of {len(rows)} {held.units} are wrong{early}",
+            f"expected request {SAVED}, position {wrong.at}; {wrong.rows} of {len(rows)} {held.units} are "
+            f"wrong{judge.early}",
             held,
             wrong,
             row=rows[wrong.at],
@@ -302,7 +303,7 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
     for some in unmoved.values():
         first = some[0][0]
         moved = [held for held in buffers if held.family == first.family and held.key not in gone]
-        _find_unmoved(judge, some, scene.rows(first, plan.into), moved, early)
+        _find_unmoved(judge, some, scene.rows(first, plan.into), moved)
     still = judge_left(judge, parts, layers, bits, SAVED)
     if lossy and not judge.findings:
         raise NotJudged(
@@ -315,17 +316,13 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
 
 
 def _find_unmoved(
-    judge: RowJudge,
-    parts: Sequence[tuple[Buffer, WrongRow]],
-    rows: Sequence[int],
-    others: Sequence[Buffer],
-    early: str,
+    judge: RowJudge, parts: Sequence[tuple[Buffer, WrongRow]], rows: Sequence[int], others: Sequence[Buffer]
 ) -> None:
     """others: layers of the same buffer that load has written, which show that it holds KV."""
     held, wrong = parts[0]
     names = ", ".join(repr(each.path) for each, _ in parts) if others else repr(held.name)
     wrote = f"; load wrote {others[0].path}" if others else ""
-    way = early or f"; if it holds no KV, pass exclude=({names},)"
+    way = judge.early or f"; if it holds no KV, pass exclude=({names},)"
     layers = [str(each.layer) for each, _ in parts if each.layer is not None]
     where = f"{held.name}, layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else held.name
     judge.find(

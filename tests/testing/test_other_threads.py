@@ -14,7 +14,7 @@ from rigs.own_pools import Pool, found, judged
 
 
 def in_a_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
@@ -96,7 +96,7 @@ LEAVES: dict[str, Callable[[Callable[[], object]], object]] = {
     "future": submitted,
     "asks once": lambda work: in_a_thread(work).is_alive(),
     "waits for another": lambda work: (in_a_thread(work), in_a_thread(lambda: None).join()),
-    "another result": lambda work: (submitted(lambda: None).result(), submitted(work)),
+    "an earlier result": lambda work: (submitted(lambda: None).result(), submitted(work)),
     "an earlier event": lambda work: (by_event(lambda: None), in_a_thread(work)),
     "sleeps": lambda work: (in_a_thread(work), time.sleep(0.05)),
 }
