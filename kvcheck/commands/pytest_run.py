@@ -132,7 +132,7 @@ class CheckedRun:
             if shown.reprcrash is not None:
                 shown.reprcrash.message = str(error).partition("\n")[0]  # the line of pytest's summary
             for entry in shown.reprtraceback.reprentries:
-                entry.lines[:] = [part for line in entry.lines for part in _folded(line)]
+                entry.lines = [part for line in entry.lines for part in _folded(line)]
             shown.reprtraceback.extraline = f"\n{_place(item, call.excinfo)}: {type(error).__name__}"
             report.longrepr = shown
             if item.config.getoption("usepdb", False):  # a debugger stops in the last frame, which is the user's then

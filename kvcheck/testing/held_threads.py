@@ -1,10 +1,8 @@
 """Held threads: work that save or load gives to other threads runs as late as the call allows.
 
 Invariants:
-- During the call, work is held until the call waits for it, but LIMIT_S at most: a call that waits in a way that is not
-  seen is slower, and never stuck.
-- After the call, work is held until the block ends.
-- Threads that existed before the call are not held.
+- During the call, work is held until the call waits for it, LIMIT_S at most: a wait that is not seen is slow.
+- After the call, work is held until the block ends. Threads that existed before are not held.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from kvcheck.core.probes.frame.stubs import replaced
 
@@ -22,8 +20,6 @@ __tracebackhide__ = True
 LIMIT_S = 0.5
 END_S = 1.0
 """Longest wait for the end of work that was released after its call."""
-
-Made = TypeVar("Made")
 
 
 class HeldThreads:
@@ -41,11 +37,10 @@ class HeldThreads:
 
     def __exit__(self, *raised: object) -> None:
         self._open(None)
-        wait([each for each in self.unrun if isinstance(each, Future)], END_S)
-        for thread in [each for each in self.unrun if isinstance(each, threading.Thread)]:
-            thread.join(END_S)
+        for each in self.unrun:
+            each.join(END_S) if isinstance(each, threading.Thread) else wait([each], END_S)
 
-    def call(self, function: Callable[..., Made], *given: object) -> Made:
+    def call(self, function: Callable[..., Any], *given: object) -> Any:
         with ExitStack() as stack:
             for holder, names in self._methods().items():
                 stack.enter_context(replaced(holder, names))
@@ -61,9 +56,7 @@ class HeldThreads:
         submit = ThreadPoolExecutor.submit
 
         def held_start(thread: threading.Thread) -> None:
-            if not (
-                self._is_inside and threading.get_ident() == self._caller
-            ):  # a thread of an executor is not held, but each piece of its work
+            if not (self._is_inside and threading.get_ident() == self._caller):  # an executor's: its work is held
                 thread.run = self._late(thread, thread.run)  # type: ignore[method-assign]
             with self._inside():
                 start(thread)
@@ -91,14 +84,14 @@ class HeldThreads:
             ThreadPoolExecutor: {"submit": held_submit},
         }
 
-    def _late(self, key: object, work: Callable[..., Made]) -> Callable[..., Made]:
+    def _late(self, key: object, work: Callable[..., Any]) -> Callable[..., Any]:
         gate = threading.Event()
         with self._lock:
             self._gates[key] = gate
             if self._is_open:
                 gate.set()
 
-        def run(*args: Any, **named: Any) -> Made:
+        def run(*args: Any, **named: Any) -> Any:
             if not gate.wait(LIMIT_S):
                 with self._lock:
                     if not self._has_returned:
@@ -118,10 +111,11 @@ class HeldThreads:
     @contextmanager
     def _inside(self) -> Iterator[None]:
         """Mark threading's own waits, such as that of `start`, which are no waits for the work."""
-        before, is_caller = self._is_inside, threading.get_ident() == self._caller
-        self._is_inside = before or is_caller
+        if self._is_inside or threading.get_ident() != self._caller:
+            yield
+            return
+        self._is_inside = True
         try:
             yield
         finally:
-            if is_caller:
-                self._is_inside = before
+            self._is_inside = False

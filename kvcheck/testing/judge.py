@@ -86,12 +86,11 @@ class RowJudge:
         first = int(torch.nonzero(seen != wanted)[0])
         minimal: dict[str, object] = {"seen": dump(seen, first), "wanted": dump(wanted, first)}
         holders = self.ownership.owners_of(held, seen)
-        code, story, request = self._story(held, seen, owner, holders)
+        code, story, request = self._story(held, seen, owner)
         return WrongRow(code, story, at, rows, request, minimal, holders[0].position if len(holders) == 1 else None)
 
-    def _story(
-        self, held: Buffer, row: torch.Tensor, owner: Owner, holders: Sequence[Owner]
-    ) -> tuple[str, str, int | None]:
+    def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
+        holders = self.ownership.owners_of(held, row)
         if holders and all(holder.request == owner.request for holder in holders):
             return "KV301", f"the row of its position {_some(holders)}", owner.request
         if holders:

@@ -1,8 +1,7 @@
 """Kept rows: the row in which a pool keeps an id, learned by a save and a load of that id alone.
 
 Invariants:
-- Ids are translated if save and load agree on a row for each, another one for each id, and not its own for all.
-- Whatever the user's code raises here, there is no translation, and the findings stay.
+- Save and load agree on a row for each id, another for each, not its own for all. If they raise, findings stay.
 """
 
 from __future__ import annotations

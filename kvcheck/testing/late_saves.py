@@ -132,10 +132,7 @@ def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[
         copy = held.call(save, ids)
     told = []
     if held.unrun:
-        told.append(
-            "save: its work in another thread had not run when it returned; kvcheck let that run before it gave the "
-            "slots away"
-        )
+        told.append("save: work in another thread had not run when it returned; it ran before the slots were reused")
     if found.threads:
         names = ", ".join(found.threads)
         told.append(f"save, load: a copy in a thread that was there before ({names}) was not late on purpose")

@@ -35,7 +35,6 @@ from kvcheck.testing.streams import Streams, active_streams
 __tracebackhide__ = True
 
 Saved = TypeVar("Saved")
-EARLY = "; load returned while its work in another thread had not run: let load wait for that"
 
 
 def check_round_trip(
@@ -110,7 +109,8 @@ def check_round_trip(
     with HeldThreads() as held, _noting_pages(page_size):
         held.call(load, copy, scene.into())
         scene.look_again()
-        judge.early = EARLY if held.unrun else ""
+        if held.unrun:
+            judge.early = "; load returned while its work in another thread had not run: let load wait for that"
         still = _judge_loaded(scene, saved)
         padded = judge_padding(scene, "load", saved, padded)
     if judge.findings and not held.unrun:
@@ -126,8 +126,8 @@ def _noting_pages(page_size: int) -> Iterator[None]:
         yield
     except IndexError as error:
         if page_size > 1:
-            way = f"as_ids=lambda ids: torch.tensor(ids[::{page_size}]) // {page_size}"
-            error.add_note(f"kvcheck: with page_size={page_size} an id numbers a token; for ids of pages, pass {way}")
+            way = f"pass as_ids=lambda ids: torch.tensor(ids[::{page_size}]) // {page_size}"
+            error.add_note(f"kvcheck: with page_size={page_size} an id numbers a token; for ids of pages, {way}")
         raise
 
 

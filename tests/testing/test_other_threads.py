@@ -158,7 +158,7 @@ def test_a_load_that_leaves_a_part_to_a_thread_names_that_part() -> None:
 @pytest.mark.parametrize("way", ["thread", "future"])
 def test_a_save_that_returns_before_its_thread_has_run_is_named_and_its_copy_awaited(way: str) -> None:
     (told,) = judged(Threaded(LEAVES[way], "save")).not_tried
-    assert told.startswith("save: its work in another thread had not run when it returned")
+    assert told.startswith("save: work in another thread had not run when it returned")
 
 
 class WithWorker(Pool):

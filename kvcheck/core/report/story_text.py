@@ -22,8 +22,8 @@ def story_lines(finding: Finding) -> list[str]:
     title = known.title if known else "unknown code"
     lines = [f" {finding.id}  {finding.code} {title}   {finding.cell}", f"    what    {finding.message}"]
     if (why := why_no_story(finding)) is not None:
-        again = [f"    replay  {finding.replay}"] if finding.replay else []
-        return [*lines, *again, f"    story   none: {why}"]
+        lines += [f"    replay  {finding.replay}"] if finding.replay else []
+        return [*lines, f"    story   none: {why}"]
     story = finding.story
     assert story is not None
     lines += [f"    about   {story.about}", "", *_timeline(story), ""]
