@@ -52,6 +52,7 @@ ENGINE = "mooncake-transfer-engine"
 OPTIONAL = {
     "triton": ("pip install triton", "CUDA kernels"),
     "numba": ("pip install 'kvcheck[fast]'", "digests and compares large host memory as fast as one core reads it"),
+    "pytest": ("pip install pytest", "tests of your own pool: pytest --kvcheck"),
     ENGINE: ("pip install 'kvcheck[mooncake]'", "the mooncake transport, and the cell of kvcheck stress over it"),
 }
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,7 +100,7 @@ class CheckedRun:
                 argv=[*sys.argv], repro=again, seed=None, plan={"cells": []}, out=out, teller=Terminal(is_quiet=True)
             )
         except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
+            raise pytest.UsageError(str(error).replace("--out", "--kvcheck-out")) from error
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
@@ -129,8 +131,12 @@ class CheckedRun:
             shown = call.excinfo.getrepr(style="value")
             if shown.reprcrash is not None:
                 shown.reprcrash.message = str(error).partition("\n")[0]  # the line of pytest's summary
+            for entry in shown.reprtraceback.reprentries:
+                entry.lines = [part for line in entry.lines for part in _folded(line)]
             shown.reprtraceback.extraline = f"\n{_place(item, call.excinfo)}: {type(error).__name__}"
             report.longrepr = shown
+            if item.config.getoption("usepdb", False):  # a debugger stops in the last frame, which is the user's then
+                call.excinfo.traceback.filter(call.excinfo)[-1]._rawentry.tb_next = None
         if call.when == "call" or (call.when == "setup" and error is not None):
             made = item.stash.get(TRIAL, None)
             if asks(item) or isinstance(error, (IntegrityError, NotJudged)) or (made is not None and made.judged):
@@ -271,6 +277,14 @@ def _place(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> str
     """Return file and line of the test: the call that failed, or the start of a test that has not made one."""
     lines = [each.lineno for each in error.traceback if each.path == item.path]
     return f"{item.location[0]}:{(lines[-1] if lines else item.location[1] or 0) + 1}"
+
+
+def _folded(line: str) -> list[str]:
+    """Return parts of a line that fit the terminal. Those of a finding stand below its text."""
+    margin, width = " " * 10 * line.startswith("  "), shutil.get_terminal_size().columns
+    return textwrap.wrap(line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False) or [
+        line
+    ]
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:

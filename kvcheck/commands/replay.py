@@ -33,7 +33,7 @@ from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan, OwnPlan, is_live_line, is_own_line, parse_live_line, parse_own_line
 from kvcheck.core.report.story_text import has_story
 from kvcheck.core.report.view import verdicts_text
-from kvcheck.core.report.wording import FINDING, PROOF, SMALL, small_line, whole_proof_line
+from kvcheck.core.report.wording import FINDING, PROOF, SMALL, replay_line, small_line, whole_proof_line
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.store import find_run, is_stored
 from kvcheck.core.run.turns import CellTask, Limit, Report
@@ -239,7 +239,7 @@ def _line_of(run: str, number: str, out: Path, *, part: str | None, is_smaller_b
     if part == SMALL and not line:
         raise UsageError(f"no smaller schedule is stored of finding {finding.id}; look for one with kvcheck shrink")
     if not line:
-        raise UsageError(f"finding {finding.id} is of no one schedule; run it again: {record.repro}")
+        raise UsageError(f"finding {finding.id} is of no one schedule; run it again: {replay_line(record, finding)}")
     return line
 
 
@@ -267,7 +267,8 @@ def lines_of(what: str, out: Path, *, is_smaller_better: bool = False) -> list[s
     causes = [finding for finding in record.findings if finding.cause is None]
     lines = list(dict.fromkeys(finding.schedule for finding in causes if finding.schedule))
     if not lines and record.findings:
-        raise UsageError(f"run {record.run_id} has findings, but none of one schedule; run it again: {record.repro}")
+        again = replay_line(record, causes[0])
+        raise UsageError(f"run {record.run_id} has findings, but none of one schedule; run it again: {again}")
     if not lines:
         raise UsageError(f"run {record.run_id} has no findings to replay; its verdict is {record.verdict.value}")
     return lines

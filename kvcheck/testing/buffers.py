@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kvcheck.core.base.nouns import plural
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_touched
 from kvcheck.testing.reached import HeldTensor, Passed, is_named, reached
@@ -77,6 +78,10 @@ class Buffer:
     dtype: torch.dtype
     split: int = 0
     used: torch.Tensor | None = None
+
+    @property
+    def units(self) -> str:
+        return plural(2, self.unit)
 
     @property
     def where(self) -> str:
@@ -155,7 +160,7 @@ class RowTensor:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Buffers of an object. threads: paths of objects that run code in threads. within: (part, whole) tensors."""
+    """Buffers of an object. threads: paths of threads that cannot be held. within: (part, whole) tensors."""
 
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]
@@ -373,12 +378,12 @@ def shared_text(pairs: Sequence[HeldTensor]) -> str:
         "" if other == first.tensor.dtype else f" as {other} where that is {first.tensor.dtype}".replace("torch.", "")
     )
     return (
-        f"{_paths(hidden)}: shares memory with {_paths(pairs[1::2])}{kind}, and was written and compared as that "
-        "alone; if both hold KV, each overwrites the other: watch() a value of one while the other is written"
+        f"{paths_text(hidden)}: shares memory with {paths_text(pairs[1::2])}{kind}, and was written and compared as "
+        "that alone; if both hold KV, each overwrites the other: watch() a value of one while the other is written"
     )
 
 
-def _paths(some: Sequence[HeldTensor]) -> str:
+def paths_text(some: Sequence[HeldTensor]) -> str:
     paths = [*dict.fromkeys(held.path for held in some)]
     return ", ".join(paths[:LISTED]) + (", ..." if len(paths) > LISTED else "")
 

@@ -81,9 +81,10 @@ def _block(bug: Bug) -> list[str]:
     lines.append(f"  what    {cause.message}")
     dump = cause.minimal or {}
     lines += [f"  {name:<7} {dump[name]}" for name in ("called", "seen", "wanted") if name in dump]
-    codes = Counter(each.code for each in bug.findings)
-    also = codes.pop(cause.code) - 1
+    also = [each for each in bug.findings if each.code == cause.code and each is not cause]
+    codes = Counter(each.code for each in bug.findings if each.code != cause.code)
     followed = ", ".join(f"{code} x{count}" for code, count in codes.items())
-    lines += [f"  also    {also} more of this code and cause"] if also else []
+    names = ", ".join([*dict.fromkeys(str(each.buffer) for each in also)][:MOST_SHOWN])
+    lines += [f"  also    {len(also)} more of this code and cause: {names}"] if also else []
     lines += [f"  then    {followed}"] if followed else []
     return [*lines, f"  more    kvcheck explain {cause.code}"]

@@ -23,7 +23,8 @@ TELLING = 8
 
 @dataclass(frozen=True, slots=True)
 class WrongRow:
-    """First wrong row of several. code: kind of the bytes. story: their description, printed after "holds"."""
+    """First wrong row of several. code: kind of the bytes. story: their description, printed after "holds". position:
+    that of the owner whose bytes they are, if there is one only."""
 
     code: str
     story: str
@@ -31,6 +32,7 @@ class WrongRow:
     rows: int
     seen_request: int | None
     minimal: dict[str, object]
+    position: int | None = None
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class RowJudge:
     findings: list[Finding] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     """Calls of the user's functions so far, each with its ids, so that they can be repeated in a debugger."""
+    early: str = ""
+    """Text on work of load that had not run when it returned."""
 
     def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> WrongRow | None:
         """Count and compare rows, [ids, bytes] each. Return the first difference."""
@@ -81,8 +85,9 @@ class RowJudge:
     ) -> WrongRow:
         first = int(torch.nonzero(seen != wanted)[0])
         minimal: dict[str, object] = {"seen": dump(seen, first), "wanted": dump(wanted, first)}
+        holders = self.ownership.owners_of(held, seen)
         code, story, request = self._story(held, seen, owner)
-        return WrongRow(code, story, at, rows, request, minimal)
+        return WrongRow(code, story, at, rows, request, minimal, holders[0].position if len(holders) == 1 else None)
 
     def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
         holders = self.ownership.owners_of(held, row)

@@ -5,7 +5,6 @@ Each call of save is for a new request, from SAVED_LATE on, so leftovers of an e
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import count
@@ -13,8 +12,8 @@ from typing import Any, TypeVar
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
-from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.testing.buffers import Buffer, Pool
+from kvcheck.testing.held_threads import HeldThreads
 from kvcheck.testing.host_memory import Saving, storage_of
 from kvcheck.testing.judge import WrongRow
 from kvcheck.testing.plan import NEXT, SAVED_LATE, SlotScene
@@ -59,8 +58,9 @@ def judge_late_save(
         given = scene.ids()
         names = {storage_of(held.tensor): held.path for held in found.reached}
         streams.hold(seed * ORDERS + order, is_lazy=not order)
-        with CopiesToHost(), streams.saving([held.rows for held in found.buffers], names, all_wait=all_wait) as copies:
-            copy = save(given)
+        kv = [held.rows for held in found.buffers]
+        with CopiesToHost(), streams.saving(kv, names, all_wait=all_wait) as copies, HeldThreads() as threads:
+            copy = threads.call(save, given)
         queued, pending = streams.queued, streams.pending
         streams.release()
         if not queued:
@@ -115,8 +115,8 @@ def _find(scene: SlotScene, late: _Save, sure: Collection[object] | None) -> Non
             "content",
             f"save took a copy before its stream had made it: {held.unit} {rows[wrong.at]} of {held.where}, came "
             f"back with {wrong.story}; expected request {late.request}, position {wrong.at}; {wrong.rows} of "
-            f"{len(rows)} rows are wrong, and right where the stream runs at once. Let save wait before the host "
-            f"reads{unless}",
+            f"{len(rows)} {held.units} are wrong, and right where the stream runs at once. Let save wait before the "
+            f"host reads{unless}",
             held,
             wrong,
             row=rows[wrong.at],
@@ -127,16 +127,13 @@ def _find(scene: SlotScene, late: _Save, sure: Collection[object] | None) -> Non
 
 
 def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[Saved, tuple[str, ...]]:
-    """Return the result of save, and a note if it may copy in other threads."""
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def noted(thread: threading.Thread) -> None:
-        started.append(thread)
-        start(thread)
-
-    with CopiesToHost(), replaced(threading.Thread, {"start": noted}):
-        copy = save(ids)
-    names = (*found.threads, *(["one that save starts"] if started else []))
-    told = f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose"
-    return copy, (told,) if names else ()
+    """Return the result of save, and notes on its copies in other threads."""
+    with CopiesToHost(), HeldThreads() as held:
+        copy = held.call(save, ids)
+    told = []
+    if held.unrun:
+        told.append("save: work in another thread had not run when it returned; it ran before the slots were reused")
+    if found.threads:
+        names = ", ".join(found.threads)
+        told.append(f"save, load: a copy in a thread that was there before ({names}) was not late on purpose")
+    return copy, tuple(told)

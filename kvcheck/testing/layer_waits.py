@@ -237,7 +237,7 @@ class _LateLoads:
             "content",
             f"{reader} of layer {layer} {'did not wait for its load' if early else 'during a load'}: {held.unit} "
             f"{ids[wrong.at]} of {held.where}, holds {wrong.story}; expected request {SAVED}, position {wrong.at}; "
-            f"{wrong.rows} of {len(ids)} rows are wrong",
+            f"{wrong.rows} of {len(ids)} {held.units} are wrong",
             held,
             wrong,
             row=ids[wrong.at],

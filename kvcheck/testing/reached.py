@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from threading import Thread
@@ -51,7 +51,7 @@ def is_named(path: str, stem: str, names: Collection[str]) -> bool:
 @dataclass(slots=True)
 class Passed:
     """Objects that are not entered. paths: of those that are no tensors. again: tensors reached a second time. threads:
-    paths of objects that run code in threads."""
+    paths of threads, and of executors other than pools of threads, whose work can be held."""
 
     names: Collection[str]
     paths: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ def _walk(
     if isinstance(thing, (*_PLAIN, *_CODE)) or id(thing) in seen:
         return
     seen.add(id(thing))
-    if isinstance(thing, (Thread, Executor)):
+    if isinstance(thing, (Thread, Executor)) and not isinstance(thing, ThreadPoolExecutor):
         passed.threads.append(path)
     if isinstance(thing, np.ndarray):
         try:

@@ -12,20 +12,23 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, RowTensor, RowUnits, find_buffers, layers_of, shared_text
+from kvcheck.testing.buffers import Buffer, RowTensor, RowUnits, find_buffers, layers_of, paths_text, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
+from kvcheck.testing.held_threads import HeldThreads
 from kvcheck.testing.judge import TELLING, RowJudge, WrongRow
+from kvcheck.testing.kept_rows import check_not_translated
 from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, times_saved, untouched
-from kvcheck.testing.plan import NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
+from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
 from kvcheck.testing.reached import HeldTensor, Passed, reached
 from kvcheck.testing.streams import Streams, active_streams
 
@@ -60,14 +63,15 @@ def check_round_trip(
     judged by whole pages. ids, into: slots of the request before and after, drawn from the seed by default; they may
     share slots. padding: slots that belong to no request. exclude: names of tensors without KV, such as scratch memory,
     exact or with *. include: names of lists of ids to be judged all the same. unused: parts of rows without KV, such as
-    alignment, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes the argument of save and load,
-    by default an int64 tensor on the pool's device. unit: noun for what an id numbers, in messages; by default "row",
-    or "token" with page_size=. seed: of the draw.
+    alignment, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes the argument of save and load
+    from row numbers, by default an int64 tensor on the pool's device. unit: noun for what an id numbers, in messages;
+    by default "row", or "token" with page_size=. seed: of the draw.
 
     Raises IntegrityError with the findings: KV304 for a buffer that load left unchanged, KV102 for bytes of another
     request, KV301 for another position, KV305 for a saved value that shares memory with the pool, KV403 for another
     request's row that load changed. Inside `streams()` save and load are called again with save's streams late: KV203
-    for a copy that was taken too early. Raises NotJudged if a tensor cannot be judged.
+    for a copy that was taken too early. Raises NotJudged if a tensor cannot be judged, or if save and load keep ids in
+    other rows. Work that save or load gives to other threads runs as late as the call allows.
 
     A pass means that this save and this load moved these rows bit for bit on this device. Not covered: lossy copies,
     copies that a device runs after save returns, other sizes, and memory that no attribute of the pool leads to.
@@ -82,27 +86,49 @@ def check_round_trip(
         streams.report()
     scene.mark_all()
     _check_kept(scene)
-    copy, threaded = saved_once(scene.found, save, scene.ids())
+    with _noting_pages(page_size):
+        copy, threaded = saved_once(scene.found, save, scene.ids())
     scene.wait_for_device()
     _check_saved_nothing_else(scene)
     _check_keeps_no_copies(scene)
-    saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
+    made, ways_back = _saved_tensors(copy, pool, exclude)
+    saved = [(each, bytes_of(each.tensor)) for each in made]
     padded = judge_padding(scene, "save", saved, {})
     beside = _saved_beside(scene, saved)
     scene.mark(NEXT, (*plan.free, *plan.ids))
-    ways_back = _judge_saved(scene, saved)
-    not_tried = scene.found.not_tried
-    left = (*not_tried, *beside, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
+    ways_back = (*ways_back, *_judge_saved(scene, saved))
+    left = (*scene.found.not_tried, *beside)
+    if ways_back:
+        told = f"{paths_text(ways_back)}: rows of others too, which is a way back to the pool and no copy"
+        left = (*left, told)
+    elif not saved:
+        left = (*left, "the saved value: no tensor was found in it")
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     judge.calls.append(f"load(copy, {ids_text(plan.into)})")
-    load(copy, scene.into())
-    scene.look_again()
-    still = _judge_loaded(scene, saved)
-    padded = judge_padding(scene, "load", saved, padded)
+    with HeldThreads() as held, _noting_pages(page_size):
+        held.call(load, copy, scene.into())
+        scene.look_again()
+        if held.unrun:
+            judge.early = "; load returned while its work in another thread had not run: let load wait for that"
+        still = _judge_loaded(scene, saved)
+        padded = judge_padding(scene, "load", saved, padded)
+    if judge.findings and not held.unrun:
+        check_not_translated(scene, save, load)
     late = _late_copies(scene, streams, save, load, seed_of(seed))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
+
+
+@contextmanager
+def _noting_pages(page_size: int) -> Iterator[None]:
+    try:
+        yield
+    except IndexError as error:
+        if page_size > 1:
+            way = f"pass as_ids=lambda ids: torch.tensor(ids[::{page_size}]) // {page_size}"
+            error.add_note(f"kvcheck: with page_size={page_size} an id numbers a token; for ids of pages, {way}")
+        raise
 
 
 def _late_copies(
@@ -165,20 +191,23 @@ def _check_keeps_no_copies(scene: SlotScene) -> None:
             )
 
 
-def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[HeldTensor, ...]:
-    """Whole tensors of the pool are references to the pool, not copies."""
+def _saved_tensors(
+    copy: object, pool: object, exclude: Collection[str]
+) -> tuple[tuple[HeldTensor, ...], tuple[HeldTensor, ...]]:
+    """Return tensors of the saved value: copies, and whole tensors of the pool."""
     own = {_place(each.tensor) for each in reached(pool, passed=Passed(exclude)) if is_readable(each.tensor)}
-    found = reached(copy, root="copy", but=(pool,))
-    return tuple(each for each in found if is_readable(each.tensor) and _place(each.tensor) not in own)
+    found = [each for each in reached(copy, root="copy", but=(pool,)) if is_readable(each.tensor)]
+    copies = tuple(each for each in found if _place(each.tensor) not in own)
+    return copies, tuple(each for each in found if _place(each.tensor) in own)
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _judge_saved(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
-    """Find saved tensors that are no copies. Return notes on views of the pool with rows of other requests."""
-    judge, plan, ways_back = scene.judge, scene.plan, list[str]()
+def _judge_saved(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> list[HeldTensor]:
+    """Find saved tensors that are no copies. Return views of the pool with rows of other requests."""
+    judge, plan, ways_back = scene.judge, scene.plan, list[HeldTensor]()
     for each, before in saved:
         judge.count("saved", len(before), 1)
         now = bytes_of(each.tensor)
@@ -187,7 +216,7 @@ def _judge_saved(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tenso
         if not shared and not len(wrong):
             continue
         if any(taken & {*scene.rows(held, (*plan.held, *plan.free))} for held, taken in shared.values()):
-            ways_back.append(f"{each.path}: a view of rows of others too, which is a way back to the pool and no copy")
+            ways_back.append(each)
             continue
         held, row = None, None
         told = "changed when its slots were given away"
@@ -208,7 +237,7 @@ def _judge_saved(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tenso
             request=SAVED,
             seen_request=NEXT,
         )
-    return tuple(ways_back)
+    return ways_back
 
 
 def _saved_beside(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]]) -> tuple[str, ...]:
@@ -261,8 +290,10 @@ def _judge_loaded(scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tens
         judge.find(
             wrong.code,
             "content",
-            f"restored after its slots were reused: {held.unit} {rows[wrong.at]} of {held.where}, holds {wrong.story}; "
-            f"expected request {SAVED}, position {wrong.at}; {wrong.rows} of {len(rows)} rows are wrong",
+            f"restored after its slots were reused: {held.unit} {rows[wrong.at]} of {held.where}, holds {wrong.story}"
+            f"{_source(scene, held, wrong, rows[wrong.at], scene.rows(held, plan.ids)[wrong.at])}; "
+            f"expected request {SAVED}, position {wrong.at}; {wrong.rows} of {len(rows)} {held.units} are "
+            f"wrong{judge.early}",
             held,
             wrong,
             row=rows[wrong.at],
@@ -290,14 +321,15 @@ def _find_unmoved(
     """others: layers of the same buffer that load has written, which show that it holds KV."""
     held, wrong = parts[0]
     names = ", ".join(repr(each.path) for each, _ in parts) if others else repr(held.name)
-    way = f"load wrote {others[0].path}; " if others else ""
+    wrote = f"; load wrote {others[0].path}" if others else ""
+    way = judge.early or f"; if it holds no KV, pass exclude=({names},)"
     layers = [str(each.layer) for each, _ in parts if each.layer is not None]
     where = f"{held.name}, layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else held.name
     judge.find(
         "KV304",
         "contract",
-        f"request {SAVED} came back without {where}: load left all {len(rows)} rows as they were, {held.unit} "
-        f"{rows[wrong.at]} with {wrong.story}; {way}if it holds no KV, pass exclude=({names},)",
+        f"request {SAVED} came back without {where}: load left all {len(rows)} {held.units} as they were, {held.unit} "
+        f"{rows[wrong.at]} with {wrong.story}{wrote}{way}",
         held,
         wrong,
         row=rows[wrong.at],
@@ -312,18 +344,31 @@ def _judge_others(scene: SlotScene, held: Buffer, others: Sequence[int]) -> None
         owner = judge.ownership.owners[held.unit, rows[wrong.at]].request
         page = held.split or 1
         is_last = rows[wrong.at] >= len(held.rows) * page - page
+        source = _source(scene, held, wrong, rows[wrong.at])
         way = "; if the last slot is reserved, pass padding=(-1,)" if is_last else ""
         judge.find(
             "KV403",
             "lifetime",
             f"load for request {SAVED} changed {held.unit} {rows[wrong.at]} of {held.where}, which request {owner} "
-            f"owns: it holds {wrong.story}; rows of others that changed: {wrong.rows}{way}",
+            f"owns: it holds {wrong.story}{source}; {held.units} of others that changed: {wrong.rows}{way}",
             held,
             wrong,
             row=rows[wrong.at],
             request=SAVED,
             seen_request=owner,
         )
+
+
+def _source(scene: SlotScene, held: Buffer, wrong: WrongRow, row: int, *saved: int) -> str:
+    """Return the row to which the bytes of `row` belong, if it is another one. saved: the row that belongs there."""
+    plan = scene.plan
+    owned = {SAVED: plan.into, BYSTANDER: plan.held, NEXT: (*plan.free, *plan.ids)}
+    if wrong.position is None or wrong.seen_request not in owned:
+        return ""
+    source = scene.rows(held, owned[wrong.seen_request])[wrong.position]
+    beside = [f", one beside {held.unit} {near}" for near in (row, *saved) if abs(near - source) == 1]
+    word = "meant for" if wrong.seen_request == SAVED else "from"
+    return "" if source == row else f", {word} {held.unit} {source}{''.join(beside[:1])}"
 
 
 def judge_padding(

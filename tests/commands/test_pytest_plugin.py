@@ -131,6 +131,26 @@ def test_a_traceback_has_lines_of_the_user_alone(tmp_path: Path, option: tuple[s
     assert "kvcheck/testing/round_trip.py" in whole and "kvcheck/core/probes/frame/cuda_streams.py" in whole
 
 
+def test_a_debugger_stops_in_the_test(tmp_path: Path) -> None:
+    body = "def test_red():\n    pool = Forgets()\n    here = 7351\n"
+    body += "    check_round_trip(pool, save=pool.save, load=pool.load, slots=31)\n"
+    debugger = (
+        "import pdb\nclass Stops(pdb.Pdb):\n    def cmdloop(self):\n        print('here', self.curframe.f_lineno)\n"
+    )
+    folder = project(tmp_path, POOL + body)
+    (folder / "stops.py").write_text(debugger)
+    done = run_pytest(folder, "-q", "--kvcheck", "--pdb", "--pdbcls", "stops:Stops")
+    line = (POOL + body).splitlines().index("    check_round_trip(pool, save=pool.save, load=pool.load, slots=31)") + 1
+    assert f"here {line}\n" in done.stdout, done.stdout
+
+
+def test_a_finding_fits_the_terminal(tmp_path: Path) -> None:
+    done = run_pytest(project(tmp_path, POOL + SEEDED), "-q", "--kvcheck", columns=72)
+    start = done.stdout.index("KV304")
+    lines = done.stdout[start : done.stdout.index("  more", start)].splitlines()
+    assert max(map(len, lines)) <= 72 and any(line.startswith(" " * 10) for line in lines)
+
+
 SAME = """
 @pytest.mark.kvcheck_schedules(4)
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -190,6 +210,10 @@ def test_the_record_is_one_that_report_and_gate_read(
     assert {each.code for each in record.findings} == {"KV304", "KV102"}
     assert "-q --kvcheck --kvcheck-out runs" in record.repro and record.repro.startswith("pytest ")
     assert str(path.relative_to(folder)) in done.stdout
+    for command, ended in {"replay": 2, "shrink": 2, "show": 0}.items():
+        assert run([command, f"{path}#1"]) == ended
+        printed = capsys.readouterr()
+        assert "pytest --kvcheck 'test_it.py::test_seeds[seed3-2]'" in printed.out + printed.err
     assert run(["gate", str(path)]) == 1 and "KV304 own-code/test_it.py::test_seeds[2]" in capsys.readouterr().out
     assert run(["report", str(path), "-o", f"html={tmp_path / 'page.html'}", "-o", f"csv={tmp_path / 'csv'}"]) == 0
     assert "own-code/test_it.py::test_seeds[2]" in (tmp_path / "page.html").read_text()
@@ -216,7 +240,7 @@ def test_a_green_record_passes_the_gate_and_one_without_a_verdict_does_not(tmp_p
     [
         ("def test_a(): pass\n", ("--kvcheck-out", "runs"), "add --kvcheck"),
         ("import pytest\n@pytest.mark.kvcheck_schedules\ndef test_a(): pass\n", ("--kvcheck",), "with N of 1 or more"),
-        ("def test_a(): pass\n", ("--kvcheck", "--kvcheck-out", "test_it.py"), "cannot write"),
+        ("def test_a(): pass\n", ("--kvcheck", "--kvcheck-out", "test_it.py"), "choose one with --kvcheck-out DIR"),
         ("def test_a(): pass\n", ("--kvcheck", "--kvcheck-seed", "9" * 23), "--kvcheck-seed: expected a "),
         ("def test_a(): pass\n", ("--kvcheck", "--kvcheck-seed", "many"), "--kvcheck-seed: expected a "),
     ],

@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parents[2]
 EXAMPLE = PROJECT / "docs" / "examples" / "own-pool"
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *arguments: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
     """Run pytest in the folder. COLUMNS is wide, so that lines of its summary are whole."""
     installed = folder.parent / f"{folder.name}-installed"
     described = installed / "kvcheck_plugin-0.dist-info"
@@ -21,6 +21,6 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     lines = "".join(f"{name} = {target}\n" for name, target in points.items())
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: kvcheck-plugin\nVersion: 0\n")
     (described / "entry_points.txt").write_text(f"[pytest11]\n{lines}")
-    variables = {**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{installed}", "COLUMNS": "200"}
+    variables = {**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{installed}", "COLUMNS": str(columns)}
     command = [sys.executable, "-m", "pytest", "--rootdir", str(folder), "-p", "no:benchmark", *arguments]
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=240)

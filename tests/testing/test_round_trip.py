@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rigs.own_pools import SEEDS, SLOTS, PagedWithoutIndex, Pool, found
+from rigs.own_pools import SEEDS, SLOTS, PagedWithoutIndex, Pool, found, judged
 
 from kvcheck.testing.plan import ids_text
 
@@ -83,6 +83,23 @@ def test_a_view_of_the_pool_that_is_read_as_the_copy_is_found(seed: int) -> None
     assert codes <= {"KV102", "KV304"} and "KV102" in codes
 
 
+class ReadsTheWholePool(Pool):
+    """load reads the rows from the pool itself."""
+
+    def save(self, ids: Any) -> Any:
+        return {"ids": ids.clone(), "k": self.k, "v": [each[:] for each in self.v]}
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each in self.buffers():
+            each[ids] = each[copy["ids"]]
+
+
+def test_memory_of_the_pool_in_the_saved_value_is_named_beside_the_finding() -> None:
+    error = found(ReadsTheWholePool())
+    (told,) = error.judged.not_tried
+    assert {each.code for each in error.findings} == {"KV102"} and told.startswith("copy.k[0], copy.k[1], copy.v[0]")
+
+
 class KeepsNumpy(Pool):
     """The saved value is numpy's view of the pool, which torch takes for another storage."""
 
@@ -144,7 +161,11 @@ WRONG: dict[str, tuple[type[Pool], dict[str, object], str]] = {
     "a saved view": (KeepsViews, {"code": "KV305", "buffer": "k", "row": 5, "seen_request": 3}, "copy.k[0] shares its"),
     "memory that torch sees as another storage": (KeepsNumpy, {"code": "KV305", "buffer": "k_scale"}, "copy[0]"),
     "a row of somebody else": (WritesBesides, {"code": "KV403", "buffer": "v", "layer": 1, "row": 12}, "which request"),
-    "rows of other positions": (Reversed, {"code": "KV301"}, "of its position 2; expected request 1, position 0"),
+    "rows of other positions": (
+        Reversed,
+        {"code": "KV301"},
+        "of its position 2, meant for row 10; expected",
+    ),
     "rows of another layer": (SwapsLayers, {"code": "KV106", "buffer": "k"}, "of k, layer 1"),
     "half a row": (HalfRows, {"code": "KV103"}, "words of request 1 and request 3"),
     "no last row": (OnlyTheFirst, {"code": "KV102", "row": 10}, "1 of 3 rows"),
@@ -200,3 +221,44 @@ def test_a_scale_a_token_that_is_forgotten_is_found_however_small(dtype: torch.d
 def test_equal_seeds_give_equal_findings_and_others_other_slots() -> None:
     texts = [str(found(WithoutScale(), seed=seed)) for seed in (0, 0, 1, 2, 3)]
     assert texts[0] == texts[1] and len(set(texts)) == 4
+
+
+class ShiftedSave(Pool):
+    def save(self, ids: Any) -> Any:
+        return super().save(ids + 1)
+
+
+class ShiftedLoad(Pool):
+    def load(self, copy: Any, ids: Any) -> None:
+        super().load(copy, ids + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "place"),
+    [
+        (ShiftedSave, "KV102", "from page 8, one beside page 7"),
+        (ShiftedLoad, "KV403", "meant for page 40, one beside page 41"),
+        (Reversed, "KV301", "meant for page 22"),
+    ],
+)
+def test_a_finding_names_the_row_of_the_wrong_bytes_and_the_other_buffers(
+    kind: type[Pool], code: str, place: str
+) -> None:
+    error = found(kind(), ids=[7, 20, 30], into=[40, 50, 22], unit="page")
+    first = error.findings[0]
+    assert first.code == code and place in first.message and "rows" not in first.message
+    assert "also    5 more of this code and cause: k, v, k_scale\n" in str(error)
+
+
+def test_an_index_error_of_ids_that_are_pages_has_the_way_to_make_them() -> None:
+    pool = Pool(slots=SLOTS)
+    for each in pool.buffers():
+        each.unsqueeze_(1)
+    with pytest.raises(IndexError) as caught:
+        judged(pool, slots=SLOTS * 4, page_size=4, exclude=("k_scale",))
+    (note,) = caught.value.__notes__
+    assert "as_ids=lambda ids: torch.tensor(ids[::4]) // 4" in note
+    judged(pool, slots=SLOTS * 4, page_size=4, as_ids=lambda ids: torch.tensor(ids[::4]) // 4)
+    with pytest.raises(IndexError) as caught:
+        judged(Pool(), as_ids=lambda ids: torch.tensor(ids) + SLOTS)
+    assert not hasattr(caught.value, "__notes__")

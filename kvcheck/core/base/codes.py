@@ -108,8 +108,9 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV301",
             "wrong rows or length",
-            "Two views of one request disagree on its length, or a row holds another position.",
-            "Lists trimmed on one side; lengths that count the uncommitted token.",
+            "Two views of one request disagree on its length, or a row holds another position of its request.",
+            "Lists trimmed on one side; lengths that count the uncommitted token; rows restored in another order than "
+            "they were saved, as by sorted ids.",
             "SGLang #18727: state index lists of different lengths.",
         ),
         _code(
