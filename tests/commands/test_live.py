@@ -23,7 +23,7 @@ SCENARIOS = ("prefix-cache", "retract-resume", "aborts")
 ENDS: dict[str, tuple[int, set[str], str]] = {
     "foreign-page": (1, {"KV801", "KV802"}, "it points to"),
     "stale-page": (1, {"KV801", "KV802"}, "found nothing"),
-    "wrong-token": (1, {"KV801", "KV802"}, "where"),
+    "wrong-token": (1, {"KV801"}, "without a known cause"),
     "shifted": (1, {"KV803"}, "the answer is the right one, but"),
     "other-answer": (1, {"KV801", "KV802", "KV803"}, "KV802"),
     "other-model": (2, set(), "does not serve this model"),

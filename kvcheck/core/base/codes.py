@@ -289,7 +289,7 @@ CODES: dict[str, Code] = dict(
             "KV801",
             "wrong token",
             "A running server answered another token than the known one.",
-            "A page that is stale, foreign, at another position or lost in part; the finding names layer and page.",
+            "A page that is stale, foreign, at another position or lost in part; or a wrong sampler, which names none.",
             "A page left stale on purpose in a running SGLang 0.5.23: every request that hit it answered wrong.",
         ),
         _code(

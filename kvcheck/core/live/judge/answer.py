@@ -13,6 +13,7 @@ from itertools import takewhile
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question
+from kvcheck.core.live.judge.chance import Holders
 from kvcheck.core.live.judge.steps import FEW, SentPrompts, Step
 from kvcheck.core.live.judge.verdicts import ServerSetting
 from kvcheck.core.model.alphabet import Alphabet
@@ -28,13 +29,15 @@ MOST_SHIFT = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongKind:
     """shift: tokens that the answer is ahead. others: requests it belongs to. is_whole: no page is at fault: all of the
-    answer is theirs, or was read from their context (is_context)."""
+    answer is theirs, or was read from their context (is_context). chance: of a random node to name an owner, where only
+    a node names them."""
 
     code: str
     shift: int | None = None
     others: tuple[int, ...] = ()
     is_whole: bool = False
     is_context: bool = False
+    chance: float | None = None
 
 
 def first_wrong(exchange: Exchange) -> int | None:
@@ -53,6 +56,7 @@ def kind_of_wrong(
     *,
     of_round: Iterable[Question],
     sent: SentPrompts,
+    holders: Holders,
 ) -> WrongKind:
     """Return the first kind that fits. sent: before the round."""
     alphabet = setting.alphabet
@@ -76,13 +80,9 @@ def kind_of_wrong(
     own = {alphabet.as_place(token) for token in question.ids} | {alphabet.as_node(token) for token in question.ids}
     if node is None or node in own:
         return WrongKind(code="KV801")
-    place = alphabet.place(node)
-    now = [other.number for other in of_round if place in other.ids and other.number != question.number]
-    before = [number for number in sent.holders.get(node, ()) if number != question.number]
-    for whose in (now, before):
-        if 0 < len(whose) <= FEW:
-            return WrongKind(code="KV802", others=tuple(whose))
-    return WrongKind(code="KV801")
+    owners = holders.owners(node, but=question.number)
+    chance = holders.share(alphabet, own, but=question.number)
+    return WrongKind(code="KV802" if owners else "KV801", others=owners, chance=chance)
 
 
 def _is_read_from(
