@@ -3,16 +3,23 @@
 Invariants:
 - A finding is printed and exits 1, whether or not the record could be saved.
 - Without a finding, an unsaved record exits 2.
-- A failed report does not change the exit code.
+- A failed report does not change the exit code. A signal does not either: the verdict stands.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
+from kvcheck.commands.options import command_line
 from kvcheck.commands.probes import reviewed_findings
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.terminal import columns, warn
+from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.screen import screen_lines
@@ -21,6 +28,35 @@ from kvcheck.core.run.session import Session
 
 
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
+    with _signals_held():
+        return _close(session, outputs, reports=reports, interrupted=interrupted)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Answer the first SIGINT or SIGTERM with a line: a run's end takes seconds. A further one is Interrupted."""
+    has_come = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal has_come
+        if has_come:
+            raise Interrupted
+        has_come = True
+        warn("interrupted: the verdict stands, its reports are still written; once more leaves them out")
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    for number in before:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
     session.clear_progress()
     code = 130 if interrupted else None
     record = session.save(complete=not interrupted, exit_code=code)
@@ -36,7 +72,11 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")
-    page, problems = write_reports(record, session.folder, outputs, beside=reports)
+    try:
+        page, problems = write_reports(record, session.folder, outputs, beside=reports)
+    except Interrupted:
+        again = command_line("report", session.run_id, out=session.folder.parent)
+        page, problems = None, (f"interrupted: reports are missing; write them with {again}",)
     for problem in problems:
         warn(problem)
     if problems:

@@ -165,11 +165,19 @@ class LiveRunner:
 
     def taken(self, plan: LivePlan) -> RoundResult:
         answered = [] if self._sender is None else [*self._sender.interrupted.exchanges]
-        return self._judge(plan, answered, is_whole=False, is_last=True, troubles=[])
+        return self._judge(plan, answered, is_whole=False, is_last=True, troubles=[], is_interrupted=True)
 
     def _judge(
-        self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, is_last: bool, troubles: Sequence[str]
+        self,
+        plan: LivePlan,
+        exchanges: Sequence[Exchange],
+        *,
+        is_whole: bool,
+        is_last: bool,
+        troubles: Sequence[str],
+        is_interrupted: bool = False,
     ) -> RoundResult:
+        """is_interrupted: without health calls, each of which may wait for a server that hangs."""
         after, trouble = read_counters(self._client) if is_whole else (None, [])
         is_empty = not exchanges
         if self._answered is not None:
@@ -197,7 +205,8 @@ class LiveRunner:
             judged = judge_round(dataclasses.replace(setting, elsewhere=beside.elsewhere), exchanges, self._sent)
         self._sent = self._sent.plus(self._alphabet, exchanges)
         self._typical_s = typical_s([each.answer for each in exchanges if each.answer.end is End.DONE])
-        dead, unclear = judge_health(self._client, exchanges, timeout_s=self._timeout_s)
+        asked_about = () if is_interrupted else exchanges
+        dead, unclear = judge_health(self._client, asked_about, timeout_s=self._timeout_s)
         compared = [each for each in exchanges if each.answer.tokens]
         seen = observe(
             self._client,

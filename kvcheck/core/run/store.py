@@ -159,7 +159,10 @@ def find_run(name: str, out: Path) -> Path:
             "make one with `kvcheck stress`, or name their folder with --out DIR"
         )
     hint = did_you_mean(name, known)
-    raise UsageError(f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}")
+    raise UsageError(
+        f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}; "
+        "runs kept elsewhere need --out DIR"
+    )
 
 
 def is_stored(name: str) -> bool:

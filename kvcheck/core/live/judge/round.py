@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import (
     WrongKind,
@@ -215,7 +216,7 @@ def _message(setting: ServerSetting, exchange: Exchange, step: int, kind: WrongK
         )
     if kind.shift is not None:
         how = "skips" if kind.shift > 0 else "repeats"
-        text += f"; from there on the answer is the right one, but {how} {abs(kind.shift)} tokens"
+        text += f"; from there on the answer is the right one, but {how} {counted(abs(kind.shift), 'token')}"
     else:
         text += place.text(setting.page_tokens)
     if place.why is not None:
