@@ -100,6 +100,8 @@ def replay(
 def _next(what: str, plan: Plan | RoundPlan, verdict: Verdict, out: Path) -> str | None:
     """Return the command after one line: the story of a failure, or its cell, since one schedule is no proof."""
     if verdict is Verdict.FAIL and not _is_line(what) and (named := FINDING.fullmatch(what)):
+        if not isinstance(plan, Plan):  # a server's finding has no story
+            return command_line("report", named["run"], "-o", "html=report.html", out=out)
         return command_line("show", f"{named['run']}#{named['number']}", out=out)
     if not isinstance(plan, Plan) or not plan.is_in_process or plan.on_device:
         return None

@@ -227,6 +227,18 @@ def test_a_line_that_a_right_server_answers_rightly_is_unknown_and_never_fixed(e
     assert "NOT REPRODUCED 0/2" in json.loads(said)["text"] and "--admin" in json.loads(said)["text"]
 
 
+def test_a_finding_of_a_server_leads_to_its_record(ask: Asked) -> None:
+    """It has no story."""
+    with fake("sglang", "wrong-token") as server:
+        assert ask(server.url, scenarios=("prefix-cache",))[0] == 1
+        first = f"{ask.record().run_id}#1"
+        replayed = ask.kept("replay", first)[1]
+    code, shown = ask.kept("show", first)
+    assert code == 0 and str(ask.folder / "run.json") in shown and "kvcheck explain KV801" in shown
+    assert f"next    kvcheck report {ask.record().run_id} -o html=report.html" in replayed
+    assert "kvcheck show" not in replayed
+
+
 def test_a_replay_asks_other_words_the_second_time(engine: str, ask: Asked) -> None:
     with fake(engine) as server:
         assert ask(server.url, scenarios=("prefix-cache",))[0] == 0

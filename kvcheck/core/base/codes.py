@@ -352,7 +352,8 @@ CODES: dict[str, Code] = dict(
             "KV810",
             "diverged beyond noise",
             "An answer lies further from the server's own cold answer than its noise explains.",
-            "A page that is stale, foreign or lost in part; a scale or a position that is wrong after a restore.",
+            "A page that is stale, foreign or lost in part; a scale or a position that is wrong after a restore. For a "
+            "layer and a page, repeat with a known-answer model: kvcheck live URL --known-answers DIR.",
             "SGLang #34683: cold and warm answers of one server flip without a fault; a control of equal shapes tells.",
         ),
         _code(
