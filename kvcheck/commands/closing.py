@@ -27,28 +27,19 @@ from kvcheck.core.report.situation_matrix import matrix_lines
 from kvcheck.core.run.session import Session
 
 
-def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
-    with _signals_held():
-        return _close(session, outputs, reports=reports, interrupted=interrupted)
-
-
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Answer the first SIGINT or SIGTERM with a line: a run's end takes seconds. A further one is Interrupted."""
-    has_come = False
+    come: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal has_come
-        if has_come:
+        come.append(number)
+        if len(come) > 1:
             raise Interrupted
-        has_come = True
         warn("interrupted: the verdict stands, its reports are still written; once more leaves them out")
 
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    for number in before:
-        signal.signal(number, hold)
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, hold) for number in numbers if callable(signal.getsignal(number))}
     try:
         yield
     finally:
@@ -56,7 +47,8 @@ def _signals_held() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
+@_signals_held()
+def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
     session.clear_progress()
     code = 130 if interrupted else None
     record = session.save(complete=not interrupted, exit_code=code)

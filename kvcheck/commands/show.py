@@ -68,11 +68,10 @@ def show(
 
 
 def _commands(path: Path, record: RunRecord, cause: Finding) -> list[str]:
-    """path: of the record, which is all there is to send for a finding of a server."""
     small = shorter(small_line(cause), record, cause, SMALL)
     kept = str(path) if is_of_server(cause.schedule) else ""
-    named = (("record", kept), ("again", replay_line(record, cause)), ("small", small))
-    named += (("more", f"kvcheck explain {cause.code}"),)
+    again, more = replay_line(record, cause), f"kvcheck explain {cause.code}"
+    named = (("record", kept), ("again", again), ("small", small), ("more", more))
     return [f"    {label:<6}  {command}" for label, command in named if command]
 
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question
-from kvcheck.core.live.judge.chance import Holders
+from kvcheck.core.live.judge.chance import Holders, owned_share, owners
 from kvcheck.core.live.judge.steps import FEW, SentPrompts, Step
 from kvcheck.core.live.judge.verdicts import ServerSetting
 from kvcheck.core.model.alphabet import Alphabet
@@ -73,16 +73,17 @@ def kind_of_wrong(
     shift = _shift(alphabet, question, tokens[:count], step)
     if shift is not None:
         return WrongKind(code="KV803", shift=shift)
-    whose = [each.number for each in others.values() if _is_read_from(setting, exchange, each, step, taken)]
-    if whose:
-        return WrongKind(code="KV802", others=tuple(whose[:FEW]), is_whole=True, is_context=True)
+    read = [each.number for each in others.values() if _is_read_from(setting, exchange, each, step, taken)]
+    if read:
+        return WrongKind(code="KV802", others=tuple(read[:FEW]), is_whole=True, is_context=True)
     node = alphabet.as_node(tokens[step])
-    own = {alphabet.as_place(token) for token in question.ids} | {alphabet.as_node(token) for token in question.ids}
+    named = (each(token) for token in question.ids for each in (alphabet.as_place, alphabet.as_node))
+    own = {each for each in named if each is not None}
     if node is None or node in own:
         return WrongKind(code="KV801")
-    owners = holders.owners(node, but=question.number)
-    chance = holders.share(alphabet, own, but=question.number)
-    return WrongKind(code="KV802" if owners else "KV801", others=owners, chance=chance)
+    whose = owners(holders, node, but=question.number)
+    chance = owned_share(alphabet, holders, own, but=question.number)
+    return WrongKind(code="KV802" if whose else "KV801", others=whose, chance=chance)
 
 
 def _is_read_from(

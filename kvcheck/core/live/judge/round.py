@@ -17,12 +17,12 @@ from kvcheck.core.live.judge.answer import (
     wrong_length,
     wrong_set_up,
 )
-from kvcheck.core.live.judge.chance import BOUND, Holders, at_least, says_a_lookup_failed, unless_by_chance
+from kvcheck.core.live.judge.chance import BOUND, at_least, is_failed_lookup, unless_by_chance
 from kvcheck.core.live.judge.faults import Named
 from kvcheck.core.live.judge.place import lists, named, ranked, suspects
 from kvcheck.core.live.judge.steps import SentPrompts, Step, longest_shared, made, packed, shared, steps
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Counts, Judgement, PagePlace, ServerSetting, Unjudged, Wrong
-from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.alphabet import HEADER
 
 LATEST = 512
 """Requests before a round that are searched for pages an answer may have read; more would only cost time."""
@@ -117,34 +117,27 @@ def _wrong_tokens(
         )
         for (exchange, _), each in zip(lost, taken, strict=True)
     ]
-    holders = Holders(SentPrompts().plus(setting.alphabet, exchanges).holders, sent.holders)
+    alphabet, holders = setting.alphabet, (SentPrompts().plus(setting.alphabet, exchanges).holders, sent.holders)
     kinds = [
         kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent, holders=holders)
         for (exchange, step), each in zip(lost, taken, strict=True)
     ]
-    by_node = [kind for kind in kinds if kind.chance is not None]
-    owned = at_least(sum(bool(kind.others) for kind in by_node), (kind.chance or 0.0 for kind in by_node)) < BOUND
-    failed = _fail_beyond_chance(setting.alphabet, lost)
+    chances = [kind.chance for kind in kinds if kind.chance is not None]
+    owned = at_least(sum(kind.chance is not None and bool(kind.others) for kind in kinds), chances) < BOUND
+    lookups = [is_failed_lookup(alphabet, exchange.answer.tokens[step]) for exchange, step in lost]
+    failed = all(lookups) or at_least(sum(lookups), [alphabet.places / alphabet.size] * len(lost)) < BOUND
     found = []
     for (exchange, step), each, own, kind in zip(lost, taken, held, kinds, strict=True):
         if kind.chance is not None and not owned:
             kind = WrongKind(code="KV801")
         is_whole = kind.is_whole or kind.shift is not None
         places = () if is_whole else ranked(setting, own, held)
-        place = Named()
+        place = named(setting, own, held) if places else Named()
         if places:
-            place = named(setting, own, held)
             place = unless_by_chance(setting, each, place, failed=failed, owned=owned, answers=len(lost))
         place = place if setting.elsewhere is None else Named(why=setting.elsewhere)
         found.append(_wrong_token(setting, exchange, each, step, kind, places, place))
     return found
-
-
-def _fail_beyond_chance(alphabet: Alphabet, lost: Sequence[tuple[Exchange, int]]) -> bool:
-    """Whether first wrong tokens are failed lookups more often than tokens drawn from the whole vocabulary are."""
-    failed = [says_a_lookup_failed(alphabet, exchange.answer.tokens[step]) for exchange, step in lost]
-    words = sum(says_a_lookup_failed(alphabet, token) for token in range(alphabet.places))
-    return all(failed) or at_least(sum(failed), [words / alphabet.size] * len(failed)) < BOUND
 
 
 def _wrong_token(

@@ -271,11 +271,10 @@ class OwnRunner:
         return [value for values in self._noise.values() for value in values]
 
     def _judge(self, now: _Round, *, is_last: bool = True, is_interrupted: bool = False) -> RoundResult:
-        """is_interrupted: without health calls, each of which may wait for a server that hangs."""
         plan = now.plan
         told = self._told(now)
         every = [each for arm in now.arms.values() for each in arm.exchanges]
-        asked_about = () if is_interrupted else every
+        asked_about = () if is_interrupted else every  # a health call waits for a server that hangs
         dead, unclear = judge_health(self._client, asked_about, timeout_s=self._timeout_s)
         treated = now.arms[TREATED]
         broken, unjudged = ends(treated.exchanges, treated.values, now.references)
