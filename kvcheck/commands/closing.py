@@ -3,16 +3,23 @@
 Invariants:
 - A finding is printed and exits 1, whether or not the record could be saved.
 - Without a finding, an unsaved record exits 2.
-- A failed report does not change the exit code.
+- A failed report does not change the exit code. A signal does not either: the verdict stands.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
+from kvcheck.commands.options import command_line
 from kvcheck.commands.probes import reviewed_findings
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.terminal import columns, warn
+from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.screen import screen_lines
@@ -20,6 +27,27 @@ from kvcheck.core.report.situation_matrix import matrix_lines
 from kvcheck.core.run.session import Session
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Answer the first SIGINT or SIGTERM with a line: a run's end takes seconds. A further one is Interrupted."""
+    come: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        come.append(number)
+        if len(come) > 1:
+            raise Interrupted
+        warn("interrupted: the verdict stands, its reports are still written; once more leaves them out")
+
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, hold) for number in numbers if callable(signal.getsignal(number))}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@_signals_held()
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
     session.clear_progress()
     code = 130 if interrupted else None
@@ -36,7 +64,11 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")
-    page, problems = write_reports(record, session.folder, outputs, beside=reports)
+    try:
+        page, problems = write_reports(record, session.folder, outputs, beside=reports)
+    except Interrupted:
+        again = command_line("report", session.run_id, out=session.folder.parent)
+        page, problems = None, (f"interrupted: reports are missing; write them with {again}",)
     for problem in problems:
         warn(problem)
     if problems:

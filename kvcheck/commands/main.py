@@ -95,7 +95,7 @@ COMPLETING = "_KVCHECK_COMPLETE"
 """Set by a shell that completes a word."""
 INTERRUPTED = 130
 MAX_SIGNALS = 3
-"""The first one stops the run, a second one while it is being closed is ignored, this one ends the process at once."""
+"""The first one stops the run, a second one is ignored, this one ends the process at once; closing.py holds its own."""
 
 TELL_AFTER_S = 0.4
 

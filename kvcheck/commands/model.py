@@ -113,7 +113,7 @@ def make(
     folder = shlex.quote(str(out))
     for label, (url, serve) in zip(("next", "or"), SERVERS.items(), strict=True):
         say(f" {label:<6} {serve.format(folder=folder, length=min(SERVED, length))}")
-        say(f" then   kvcheck live {url} --known-answers {folder}")
+        say(f" then   kvcheck live {url} --known-answers {folder} --admin")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

@@ -100,7 +100,9 @@ def replay(
 
 def _next(what: str, plan: Plan | RoundPlan, verdict: Verdict, out: Path) -> str | None:
     """Return the command after one line: the story of a failure, or its cell, since one schedule is no proof."""
-    if verdict is Verdict.FAIL and not _is_line(what) and FINDING.fullmatch(what):
+    if verdict is Verdict.FAIL and not _is_line(what) and (named := FINDING.fullmatch(what)):
+        if not isinstance(plan, Plan):  # a server's finding has no story
+            return command_line("report", named["run"], "-o", "html=report.html", out=out)
         return _after_failure(what, out)
     if not isinstance(plan, Plan) or not plan.is_in_process or plan.on_device:
         return None

@@ -20,7 +20,7 @@ import typer
 from kvcheck.commands.options import check_positive, draw_seed, heading
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.client import Client, Trouble
-from kvcheck.core.live.clients.connection import Connection, connect
+from kvcheck.core.live.clients.connection import Connection, check_address, connect
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import USUAL_IDS, OwnPlan, check_sizes
 from kvcheck.core.live.own.runner import USUAL_LENGTH
@@ -80,6 +80,9 @@ class Server:
         check_positive("--timeout", self.timeout_s)
         if self.timeout_s > MOST_TIMEOUT_S:
             raise UsageError(f"--timeout: expected at most {MOST_TIMEOUT_S:,.0f} seconds, got {self.timeout_s:g}")
+        for name, address in (("--decode", self.decode), *(("--metrics", each) for each in self.metrics)):
+            if address is not None:
+                check_address(name, address)
 
     def client(self, known: KnownAnswers | None) -> Client:
         """known: the model, if its answers are known. Raises UsageError."""

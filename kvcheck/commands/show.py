@@ -14,6 +14,7 @@ import typer
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice
 from kvcheck.commands.report import loaded, parse_outputs
 from kvcheck.commands.terminal import columns, print_json, say
+from kvcheck.core.base.cells import is_of_server
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
 from kvcheck.core.base.story import Story
@@ -58,7 +59,7 @@ def show(
     else:
         if cause is not found:
             say(f" finding {found.id} is a symptom of {cause.id}, whose story this is")
-        for line in [*story_lines(cause, columns()), "", *_commands(record, cause)]:
+        for line in [*story_lines(cause, columns()), "", *_commands(path, record, cause)]:
             say(line)
     for name, file in outputs:
         loaded(STORY_WRITERS, name)(cause, file)
@@ -67,9 +68,11 @@ def show(
     return 0
 
 
-def _commands(record: RunRecord, cause: Finding) -> list[str]:
+def _commands(path: Path, record: RunRecord, cause: Finding) -> list[str]:
     small = shorter(small_line(cause), record, cause, SMALL)
-    named = (("again", replay_line(record, cause)), ("small", small), ("more", f"kvcheck explain {cause.code}"))
+    kept = str(path) if is_of_server(cause.schedule) else ""
+    again, more = replay_line(record, cause), f"kvcheck explain {cause.code}"
+    named = (("record", kept), ("again", again), ("small", small), ("more", more))
     return [f"    {label:<6}  {command}" for label, command in named if command]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,13 @@ from fakes.server import FAULTS, KEY, Fake
 from rigs.model_engine import COUNTS
 from rigs.server_runs import ALPHABET, Commands
 
+from kvcheck.commands import closing
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.clients.sglang import SglangClient
+from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
+from kvcheck.core.live.sending import RequestSender
 from kvcheck.core.model.alphabet import HEADER
+from kvcheck.core.model.answers import answers, walk_prompt
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 SCENARIOS = ("prefix-cache", "retract-resume", "aborts")
@@ -23,7 +29,7 @@ SCENARIOS = ("prefix-cache", "retract-resume", "aborts")
 ENDS: dict[str, tuple[int, set[str], str]] = {
     "foreign-page": (1, {"KV801", "KV802"}, "it points to"),
     "stale-page": (1, {"KV801", "KV802"}, "found nothing"),
-    "wrong-token": (1, {"KV801", "KV802"}, "where"),
+    "wrong-token": (1, {"KV801"}, "without a known cause"),
     "shifted": (1, {"KV803"}, "the answer is the right one, but"),
     "other-answer": (1, {"KV801", "KV802", "KV803"}, "KV802"),
     "other-model": (2, set(), "does not serve this model"),
@@ -46,6 +52,9 @@ ENDS: dict[str, tuple[int, set[str], str]] = {
     "frozen-counters": (4, set(), "stood still"),
     "after-abort": (1, {"KV804"}, "abort"),
 }
+IDS = walk_prompt(ALPHABET, range(40), 0)
+QUESTION = Question(number=99, ids=IDS, expected=answers(ALPHABET, IDS, 8))
+SILENT = Answer(end=End.SILENT, tokens=())
 
 
 class Asked(Commands):
@@ -218,6 +227,18 @@ def test_a_line_that_a_right_server_answers_rightly_is_unknown_and_never_fixed(e
     assert "NOT REPRODUCED 0/2" in json.loads(said)["text"] and "--admin" in json.loads(said)["text"]
 
 
+def test_a_finding_of_a_server_leads_to_its_record(ask: Asked) -> None:
+    """It has no story."""
+    with fake("sglang", "wrong-token") as server:
+        assert ask(server.url, scenarios=("prefix-cache",))[0] == 1
+        first = f"{ask.record().run_id}#1"
+        replayed = ask.kept("replay", first)[1]
+    code, shown = ask.kept("show", first)
+    assert code == 0 and str(ask.folder / "run.json") in shown and "kvcheck explain KV801" in shown
+    assert f"next    kvcheck report {ask.record().run_id} -o html=report.html" in replayed
+    assert "kvcheck show" not in replayed
+
+
 def test_a_replay_asks_other_words_the_second_time(engine: str, ask: Asked) -> None:
     with fake(engine) as server:
         assert ask(server.url, scenarios=("prefix-cache",))[0] == 0
@@ -268,6 +289,68 @@ def test_an_interrupt_before_the_first_request_is_130(ask: Asked, monkeypatch: p
     with fake("sglang") as server:
         code, said = ask(server.url, scenarios=("prefix-cache",))
     assert code == 130 and "interrupted" in said, said
+
+
+def test_an_interrupt_asks_no_server_that_hangs_for_its_health(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of five calls may wait for half a minute."""
+    health: list[object] = []
+
+    def interrupted(sender: RequestSender, *arguments: Any) -> None:
+        sender.interrupted.exchanges.append(Exchange(Sending(question=QUESTION, rid="r"), SILENT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RequestSender, "send", interrupted)
+    monkeypatch.setattr(SglangClient, "is_alive", lambda client: health.append(client) or True)
+    with fake("sglang") as server:
+        code, said = ask(server.url, scenarios=("prefix-cache",))
+    assert code == 130 and not health, said
+
+
+@pytest.mark.parametrize("signals, is_written", [(1, True), (2, False)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_verdict_leaves_the_verdict(
+    number: signal.Signals, signals: int, is_written: bool, ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = closing.write_reports
+
+    def signalled(*arguments: Any, **named: Any) -> Any:
+        for _ in range(signals):
+            os.kill(os.getpid(), number)
+        return write(*arguments, **named)
+
+    def handler(number: int, frame: object) -> None:
+        raise AssertionError("main's handler has no part in the end of a run")
+
+    monkeypatch.setattr(closing, "write_reports", signalled)
+    before = signal.signal(number, handler)
+    try:
+        with fake("sglang", "wrong-token") as server:
+            code, said = ask(server.url, "--reports", scenarios=("prefix-cache",))
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+    record = ask.record()
+    assert (code, record.exit_code, record.complete) == (1, 1, True), said
+    assert (ask.folder / "report.html").exists() == is_written
+    again = f"kvcheck report {record.run_id} --out {ask.out}"
+    assert (again in said) != is_written and any(again in each for each in record.warnings) != is_written
+
+
+@pytest.mark.parametrize("path", ["/chat", "/api/v2"])
+def test_a_path_that_the_server_lacks_is_named(path: str, engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        code, said = ask(server.url + path)
+    assert code == 2 and f"leave {path} out" in said, said
+
+
+@pytest.mark.parametrize("key", [None, "another"])
+def test_a_missing_or_wrong_key_is_named_by_its_option(
+    key: str | None, engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", key or "")
+    with fake(engine, "needs-key") as server:
+        code, said = ask(server.url, *([] if key is None else ["--key-env", "THE_KEY"]))
+    assert code == 2 and "--key-env" in said and ("holds another" in said) == (key is not None), said
 
 
 def test_a_run_without_time_says_so(engine: str, ask: Asked) -> None:

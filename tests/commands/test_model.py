@@ -24,7 +24,7 @@ def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytes
     assert parameters.distance == 20
     told = capsys.readouterr().out
     quoted = shlex.quote(str(folder))
-    assert read_model(folder).digest in told and told.count(f" --known-answers {quoted}\n") == 2
+    assert read_model(folder).digest in told and told.count(f" --known-answers {quoted} --admin\n") == 2
     assert f"vllm serve {quoted} --port 8000 --max-model-len 256 " in told
     assert f"sglang.launch_server --model-path {quoted} --port 30000 --context-length 256 " in told
     request = walk(parameters, count=9)

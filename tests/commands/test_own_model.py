@@ -162,6 +162,13 @@ def test_broken_answers_are_no_pass(fault: str, ask: Asked) -> None:
     assert code in (1, 2, 4), said
 
 
+@pytest.mark.parametrize("fault", ["half", "garbage"])
+def test_a_first_answer_that_is_broken_is_not_put_down_to_the_vocabulary(fault: str, engine: str, ask: Asked) -> None:
+    with Fake(None, engine, model=OwnEngine(pool=8192), fault=fault) as server:
+        code, said = ask(server.url)
+    assert code == 2 and "vocabulary" not in said and "was not answered" in said, said
+
+
 @pytest.mark.parametrize(
     ("words", "told"), [("--vocabulary 100", "expected 256 to"), ("--api openai", "no way to ask openai")]
 )

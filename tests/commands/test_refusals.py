@@ -182,6 +182,8 @@ SERVERS = [
     (f"live http://user:secret@127.0.0.1:1 {KNOWN}", "no password"),
     (f"live https:// {KNOWN}", "lacks a host"),
     (f"live localhost:8000 {KNOWN}", "http:// is missing; expected http://localhost:8000"),
+    (f"live http://127.0.0.1:1 {KNOWN} --decode 127.0.0.1:8421", "--decode 127.0.0.1:8421: http:// is missing"),
+    (f"live http://127.0.0.1:1 {KNOWN} --metrics 127.0.0.1:8421", "--metrics 127.0.0.1:8421: http:// is missing"),
     ("live [::1]:8000 --own-model", "expected http://[::1]:8000"),
     ("live tiny", "URL: expected http://HOST:PORT, got 'tiny'"),
     (f"live {NOBODY} --known-answers /nowhere", "is no known-answer model"),

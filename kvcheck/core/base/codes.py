@@ -290,7 +290,7 @@ CODES: dict[str, Code] = dict(
             "KV801",
             "wrong token",
             "A running server answered another token than the known one.",
-            "A page that is stale, foreign, at another position or lost in part; the finding names layer and page.",
+            "A page that is stale, foreign, at another position or lost in part; or a wrong sampler, which names none.",
             "A page left stale on purpose in a running SGLang 0.5.23: every request that hit it answered wrong.",
         ),
         _code(
@@ -353,7 +353,8 @@ CODES: dict[str, Code] = dict(
             "KV810",
             "diverged beyond noise",
             "An answer lies further from the server's own cold answer than its noise explains.",
-            "A page that is stale, foreign or lost in part; a scale or a position that is wrong after a restore.",
+            "A page that is stale, foreign or lost in part; a scale or a position that is wrong after a restore. For a "
+            "layer and a page, repeat with a known-answer model: kvcheck live URL --known-answers DIR.",
             "SGLang #34683: cold and warm answers of one server flip without a fault; a control of equal shapes tells.",
         ),
         _code(

@@ -15,7 +15,7 @@ def why_untold(finding: Finding) -> str | None:
     """Why no schedule can be run again for the finding's story; None if one can."""
     keys = keys_of(finding.schedule)
     if is_of_server(finding.schedule):
-        return "nobody sees inside a running server"
+        return "nobody sees inside a running server; run.json has the request, its answer and the server's own report"
     if not finding.schedule:
         return "it is of no one schedule"
     if is_engine(keys.get("target", "")):

@@ -173,6 +173,9 @@ class Http:
         with exchange:
             status = exchange.response.status
             text = self.shown(_said(exchange.beginning())) or self.shown(exchange.response.reason)
+            if status == http.HTTPStatus.UNAUTHORIZED:
+                text += "; --key-env NAME names the variable that holds its key"
+                text += "" if self._key is None else ", and this one holds another"
             raise CallFailed(End.REFUSED, f"{name}: status {status}: {text}", status)
 
     def _connection(self, limit_s: float) -> http.client.HTTPConnection:

@@ -93,6 +93,7 @@ class LiveRunner:
         self._began = 0.0
         self._before: Counters | None = None
         self._sender: RequestSender | None = None
+        self._is_interrupted = False
 
     def begin(self, served: Served, *, names: int) -> None:
         """Send cold walks until one has a right first token. They are judged with the first round. Raises UsageError
@@ -164,6 +165,7 @@ class LiveRunner:
         return result
 
     def taken(self, plan: LivePlan) -> RoundResult:
+        self._is_interrupted = True
         answered = [] if self._sender is None else [*self._sender.interrupted.exchanges]
         return self._judge(plan, answered, is_whole=False, is_last=True, troubles=[])
 
@@ -197,7 +199,8 @@ class LiveRunner:
             judged = judge_round(dataclasses.replace(setting, elsewhere=beside.elsewhere), exchanges, self._sent)
         self._sent = self._sent.plus(self._alphabet, exchanges)
         self._typical_s = typical_s([each.answer for each in exchanges if each.answer.end is End.DONE])
-        dead, unclear = judge_health(self._client, exchanges, timeout_s=self._timeout_s)
+        asked = () if self._is_interrupted else exchanges  # a health call waits for a server that hangs
+        dead, unclear = judge_health(self._client, asked, timeout_s=self._timeout_s)
         compared = [each for each in exchanges if each.answer.tokens]
         seen = observe(
             self._client,

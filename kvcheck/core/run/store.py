@@ -158,7 +158,7 @@ def find_run(name: str, out: Path) -> Path:
             f"no run {name!r}: expected a run id, a folder or a run.json, and {out} holds no runs; "
             "make one with `kvcheck stress`, or name their folder with --out DIR"
         )
-    hint = did_you_mean(name, known)
+    hint = f"{did_you_mean(name, known)}; runs kept elsewhere need --out DIR"
     raise UsageError(f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from rigs.live_answers import (
 )
 
 from kvcheck.core.base.record import Finding, to_plain, value_from
-from kvcheck.core.live.exchange import AbortRequest, End, Question
+from kvcheck.core.live.exchange import AbortRequest, End, Exchange, Question
 from kvcheck.core.live.judge import ServerSetting, finding
 from kvcheck.core.model.alphabet import END, TOO_LITTLE
 from kvcheck.core.model.answers import answers
@@ -55,14 +56,54 @@ def test_a_wrong_token_is_named_with_its_step(question: Question, step: int, tok
     assert judgement.tokens == 20
 
 
-def test_a_node_that_one_other_request_lists_is_its_token() -> None:
-    token = ALPHABET.node(210)
-    answer = exchange(WALK, tokens=with_token(WALK, 6, token))
-    (wrong,) = judged(answer, exchange(OTHER)).wrong
-    assert (wrong.code, wrong.others) == ("KV802", (2,))
-    assert "request 2" in wrong.message
-    (earlier,) = judged(answer, before=[exchange(OTHER)]).wrong
-    assert (earlier.code, earlier.others) == ("KV802", (2,))
+WALKS = [walk_question(20 + i, range(0, 61), start=i) for i in range(8)]
+
+
+def answered_with(nodes: Sequence[int]) -> list[Exchange]:
+    """One wrong node in each of several walks over the nodes 0 to 60."""
+    return [
+        exchange(each, tokens=with_token(each, 6, ALPHABET.node(node)))
+        for each, node in zip(WALKS, nodes, strict=False)
+    ]
+
+
+def test_nodes_that_one_other_request_lists_are_its_tokens() -> None:
+    """The other request lists 41 of the 195 nodes beside those of a walk."""
+    for wrong in (
+        judged(*answered_with(range(203, 211)), exchange(OTHER)).wrong,
+        judged(*answered_with(range(203, 211)), before=[exchange(OTHER)]).wrong,
+    ):
+        assert [(each.code, each.others) for each in wrong] == [("KV802", (2,))] * 8
+        assert all("request 2" in each.message for each in wrong)
+
+
+@pytest.mark.parametrize("nodes", [[210], [210, 211, 212, 150, 151, 152, 153, 154], [150, 200]])
+def test_nodes_that_another_request_lists_as_often_as_chance_gives_have_no_owner(nodes: list[int]) -> None:
+    for wrong in judged(*answered_with(nodes), exchange(OTHER)).wrong:
+        assert (wrong.code, wrong.others, wrong.layer, wrong.page) == ("KV801", (), None, None)
+        assert "cause" in (wrong.unnamed or "")
+
+
+@pytest.mark.parametrize("step", [0, 4, 11])
+def test_one_wrong_mark_names_no_place(step: int) -> None:
+    (wrong,) = judged(exchange(MARKS, tokens=with_token(MARKS, step, MARKS.expected[step] ^ 1))).wrong
+    assert (wrong.code, wrong.layer, wrong.page) == ("KV801", None, None)
+
+
+def test_a_failed_lookup_among_many_wrong_nodes_names_no_place() -> None:
+    """Of eight random words, one is a failed lookup in 16 % of such rounds."""
+    lost = walk_question(30, range(0, 61), start=9)
+    failed = [
+        exchange(lost, tokens=(*lost.expected[:step], *([ALPHABET.lost(2, None)] * (20 - step))))
+        for step in range(1, 20)
+    ]
+
+    def places(*others: Exchange) -> set[int | None]:
+        rounds = (judged(each, *others).wrong for each in failed)
+        return {each.page for wrong in rounds for each in wrong if each.request == 30}
+
+    assert places() > {None}
+    assert places(*answered_with(range(150, 157))) == {None}
 
 
 @pytest.mark.parametrize("node, listed", [(110, range(200, 241)), (250, range(200, 241)), (130, range(105, 146))])
@@ -80,9 +121,9 @@ def test_the_first_wrong_token_is_the_finding() -> None:
 @pytest.mark.parametrize("count, code", [(3, "KV802"), (4, "KV801"), (9, "KV801")])
 def test_a_node_that_many_requests_list_names_nobody(count: int, code: str) -> None:
     others = [exchange(walk_question(10 + i, range(200, 241), start=i)) for i in range(count)]
-    answer = exchange(WALK, tokens=with_token(WALK, 6, ALPHABET.node(210)))
-    assert codes(judged(answer, *others)) == [code]
-    assert codes(judged(answer, before=others)) == [code]
+    wrong = answered_with(range(203, 211))
+    assert codes(judged(*wrong, *others)) == [code] * 8
+    assert codes(judged(*wrong, before=others)) == [code] * 8
 
 
 @pytest.mark.parametrize("question, other", [(WALK, OTHER), (MARKS, WALK), (OTHER, MARKS)])
@@ -121,7 +162,7 @@ def test_fewer_than_four_tokens_are_no_answer_of_another_request() -> None:
 def test_an_answer_that_only_begins_as_another_one_is_not_its_whole_answer() -> None:
     tokens = (OTHER.expected[0], *([ALPHABET.lost(0, None)] * 19))
     (wrong,) = judged(exchange(WALK, tokens=tokens), exchange(OTHER)).wrong
-    assert (wrong.code, "whole" in wrong.message) == ("KV802", False)
+    assert (wrong.code, "whole" in wrong.message) == ("KV801", False)
 
 
 FAR = answers(ALPHABET, WALK.ids, 60)

@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.live.clients.client import Client, EngineRow, Trouble
@@ -34,5 +35,7 @@ def detect(server: Http) -> str:
                 return name
         server.get_json("/v1/models")  # raises the reason, for instance a missing key
     except CallFailed as failure:
-        raise Trouble(f"{server.address}: {failure}") from failure
+        base = server.address.base
+        path = f"; leave {base} out of the address" if base and failure.status == HTTPStatus.NOT_FOUND else ""
+        raise Trouble(f"{server.address}: {failure}{path}") from failure
     raise Trouble(f"{server.address} answers, but as none of {', '.join(CLIENTS.names())}")

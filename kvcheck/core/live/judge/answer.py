@@ -13,6 +13,7 @@ from itertools import takewhile
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question
+from kvcheck.core.live.judge.chance import Holders, owned_share, owners
 from kvcheck.core.live.judge.steps import FEW, SentPrompts, Step
 from kvcheck.core.live.judge.verdicts import ServerSetting
 from kvcheck.core.model.alphabet import Alphabet
@@ -28,13 +29,15 @@ MOST_SHIFT = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongKind:
     """shift: tokens that the answer is ahead. others: requests it belongs to. is_whole: no page is at fault: all of the
-    answer is theirs, or was read from their context (is_context)."""
+    answer is theirs, or was read from their context (is_context). chance: of a random node to name an owner, where only
+    a node names them."""
 
     code: str
     shift: int | None = None
     others: tuple[int, ...] = ()
     is_whole: bool = False
     is_context: bool = False
+    chance: float | None = None
 
 
 def first_wrong(exchange: Exchange) -> int | None:
@@ -53,6 +56,7 @@ def kind_of_wrong(
     *,
     of_round: Iterable[Question],
     sent: SentPrompts,
+    holders: Holders,
 ) -> WrongKind:
     """Return the first kind that fits. sent: before the round."""
     alphabet = setting.alphabet
@@ -69,20 +73,17 @@ def kind_of_wrong(
     shift = _shift(alphabet, question, tokens[:count], step)
     if shift is not None:
         return WrongKind(code="KV803", shift=shift)
-    whose = [each.number for each in others.values() if _is_read_from(setting, exchange, each, step, taken)]
-    if whose:
-        return WrongKind(code="KV802", others=tuple(whose[:FEW]), is_whole=True, is_context=True)
+    read = [each.number for each in others.values() if _is_read_from(setting, exchange, each, step, taken)]
+    if read:
+        return WrongKind(code="KV802", others=tuple(read[:FEW]), is_whole=True, is_context=True)
     node = alphabet.as_node(tokens[step])
-    own = {alphabet.as_place(token) for token in question.ids} | {alphabet.as_node(token) for token in question.ids}
+    named = (each(token) for token in question.ids for each in (alphabet.as_place, alphabet.as_node))
+    own = {each for each in named if each is not None}
     if node is None or node in own:
         return WrongKind(code="KV801")
-    place = alphabet.place(node)
-    now = [other.number for other in of_round if place in other.ids and other.number != question.number]
-    before = [number for number in sent.holders.get(node, ()) if number != question.number]
-    for whose in (now, before):
-        if 0 < len(whose) <= FEW:
-            return WrongKind(code="KV802", others=tuple(whose))
-    return WrongKind(code="KV801")
+    whose = owners(holders, node, but=question.number)
+    chance = owned_share(alphabet, holders, own, but=question.number)
+    return WrongKind(code="KV802" if whose else "KV801", others=whose, chance=chance)
 
 
 def _is_read_from(

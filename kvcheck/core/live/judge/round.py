@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import (
     WrongKind,
@@ -16,6 +17,7 @@ from kvcheck.core.live.judge.answer import (
     wrong_length,
     wrong_set_up,
 )
+from kvcheck.core.live.judge.chance import BOUND, at_least, is_failed_lookup, unless_by_chance
 from kvcheck.core.live.judge.faults import Named
 from kvcheck.core.live.judge.place import lists, named, ranked, suspects
 from kvcheck.core.live.judge.steps import SentPrompts, Step, longest_shared, made, packed, shared, steps
@@ -115,12 +117,24 @@ def _wrong_tokens(
         )
         for (exchange, _), each in zip(lost, taken, strict=True)
     ]
+    alphabet, holders = setting.alphabet, (SentPrompts().plus(setting.alphabet, exchanges).holders, sent.holders)
+    kinds = [
+        kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent, holders=holders)
+        for (exchange, step), each in zip(lost, taken, strict=True)
+    ]
+    chances = [kind.chance for kind in kinds if kind.chance is not None]
+    owned = at_least(sum(kind.chance is not None and bool(kind.others) for kind in kinds), chances) < BOUND
+    lookups = [is_failed_lookup(alphabet, exchange.answer.tokens[step]) for exchange, step in lost]
+    failed = all(lookups) or at_least(sum(lookups), [alphabet.places / alphabet.size] * len(lost)) < BOUND
     found = []
-    for (exchange, step), each, own in zip(lost, taken, held, strict=True):
-        kind = kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent)
+    for (exchange, step), each, own, kind in zip(lost, taken, held, kinds, strict=True):
+        if kind.chance is not None and not owned:
+            kind = WrongKind(code="KV801")
         is_whole = kind.is_whole or kind.shift is not None
         places = () if is_whole else ranked(setting, own, held)
         place = named(setting, own, held) if places else Named()
+        if places:
+            place = unless_by_chance(setting, each, place, failed=failed, owned=owned, answers=len(lost))
         place = place if setting.elsewhere is None else Named(why=setting.elsewhere)
         found.append(_wrong_token(setting, exchange, each, step, kind, places, place))
     return found
@@ -195,7 +209,7 @@ def _message(setting: ServerSetting, exchange: Exchange, step: int, kind: WrongK
         )
     if kind.shift is not None:
         how = "skips" if kind.shift > 0 else "repeats"
-        text += f"; from there on the answer is the right one, but {how} {abs(kind.shift)} tokens"
+        text += f"; from there on the answer is the right one, but {how} {counted(abs(kind.shift), 'token')}"
     else:
         text += place.text(setting.page_tokens)
     if place.why is not None:

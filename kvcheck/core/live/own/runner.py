@@ -186,7 +186,7 @@ class OwnRunner:
         if now.sender is not None:
             now.take(now.sender.interrupted.exchanges)
         now.is_whole = False
-        return self._judge(now)
+        return self._judge(now, is_interrupted=True)
 
     def _source(self, names: int, longest: int, answers: Mapping[int, tuple[int, ...]] | None = None) -> OwnQuestions:
         return OwnQuestions(self._ids, longest=longest, names=names, first=self._next, answers=answers)
@@ -270,11 +270,12 @@ class OwnRunner:
     def _controls(self) -> list[float]:
         return [value for values in self._noise.values() for value in values]
 
-    def _judge(self, now: _Round, *, is_last: bool = True) -> RoundResult:
+    def _judge(self, now: _Round, *, is_last: bool = True, is_interrupted: bool = False) -> RoundResult:
         plan = now.plan
         told = self._told(now)
         every = [each for arm in now.arms.values() for each in arm.exchanges]
-        dead, unclear = judge_health(self._client, every, timeout_s=self._timeout_s) if every else ((), ())
+        asked_about = () if is_interrupted else every  # a health call waits for a server that hangs
+        dead, unclear = judge_health(self._client, asked_about, timeout_s=self._timeout_s)
         treated = now.arms[TREATED]
         broken, unjudged = ends(treated.exchanges, treated.values, now.references)
         findings = self._crosstalk(now)
@@ -433,7 +434,9 @@ class OwnRunner:
 
 def check_cold(question: Question, answer: Answer) -> None:
     """Raise UsageError if the answer to a cold request shows that the server cannot be judged."""
-    expected = f"a model that has the token ids up to {max(question.ids)}; a smaller one needs --vocabulary"
+    expected = "a whole answer of the engine itself, not of a proxy or a page in its place"
+    if answer.end in (End.DONE, End.REFUSED):
+        expected = f"a model that has the token ids up to {max(question.ids)}; a smaller one needs --vocabulary"
     check_answered(question, answer, expected, is_answered=answer.end is End.DONE and bool(answer.tokens))
     if answer.logprobs is None:
         raise UsageError(
