@@ -96,28 +96,38 @@ def check_round_trip(
     padded = judge_padding(scene, "save", saved, {})
     beside = _saved_beside(scene, saved)
     scene.mark(NEXT, (*plan.free, *plan.ids))
-    ways_back = (*ways_back, *_judge_saved(scene, saved))
-    left = (*scene.found.not_tried, *beside)
-    if ways_back:
-        told = f"{paths_text(ways_back)}: rows of others too, which is a way back to the pool and no copy"
-        left = (*left, told)
-    elif not saved:
-        left = (*left, "the saved value: no tensor was found in it")
+    left = (*scene.found.not_tried, *beside, *_not_copied((*ways_back, *_judge_saved(scene, saved)), saved))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     judge.calls.append(f"load(copy, {ids_text(plan.into)})")
     with HeldThreads() as held, _noting_pages(page_size):
         held.call(load, copy, scene.into())
-        scene.look_again()
-        if held.unrun:
-            judge.early = "; load returned while its work in another thread had not run: let load wait for that"
-        still = _judge_loaded(scene, saved)
-        padded = judge_padding(scene, "load", saved, padded)
+        still, padded = _judge_load(scene, saved, padded, is_early=bool(held.unrun))
     if judge.findings and not held.unrun:
         check_not_translated(scene, save, load)
-    late = _late_copies(scene, streams, save, load, seed_of(seed))
-    left = (*left, *still, *padded.values(), *late, *threaded)
+    left += (*still, *padded.values(), *_late_copies(scene, streams, save, load, seed_of(seed)), *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
+
+
+def _judge_load(
+    scene: SlotScene,
+    saved: Sequence[tuple[HeldTensor, torch.Tensor]],
+    padded: Mapping[str, str],
+    *,
+    is_early: bool,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return notes on what could not be judged of a load, and on padding. is_early: its threads have not run."""
+    scene.look_again()
+    if is_early:
+        scene.judge.early = "; load returned while its work in another thread had not run: let load wait for that"
+    return _judge_loaded(scene, saved), judge_padding(scene, "load", saved, padded)
+
+
+def _not_copied(ways_back: Sequence[HeldTensor], saved: Sequence[object]) -> tuple[str, ...]:
+    """Return notes on a saved value that leads back to the pool, or has no tensor."""
+    if ways_back:
+        return (f"{paths_text(ways_back)}: rows of others too, which is a way back to the pool and no copy",)
+    return () if saved else ("the saved value: no tensor was found in it",)
 
 
 @contextmanager
