@@ -13,7 +13,7 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice
 from kvcheck.commands.report import loaded, parse_outputs
-from kvcheck.commands.terminal import columns, print_json, say
+from kvcheck.commands.terminal import columns, complain, print_json, say
 from kvcheck.core.base.cells import is_of_server
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
@@ -107,8 +107,8 @@ def _newest(out: Path) -> Path:
         try:
             if read_record(path).findings:
                 return path
-        except UsageError:  # it may be older than what can be read
-            continue
+        except UsageError as error:
+            complain(f"passed over: {error}")
     raise UsageError(
         f"no run in {out} has findings to show; make one with `kvcheck stress`, or name another folder by --out"
     )

@@ -1,7 +1,8 @@
 """Held threads: work that save or load gives to other threads runs as late as the call allows.
 
 Invariants:
-- During the call, work is held until the call waits for it, LIMIT_S at most: a wait that is not seen is slow.
+- During the call, work is held until the call waits for it: for its thread or future, or for anything else, which lets
+  all work go. It is let go after LIMIT_S too: a wait that is not seen is slow.
 - After the call, work is held until the block ends. Threads that existed before are not held.
 """
 
@@ -23,10 +24,12 @@ END_S = 1.0
 
 
 class HeldThreads:
-    """Block of one call. unrun: threads and futures of the call whose work had not run when it returned."""
+    """Block of one call. unrun: threads and futures whose work had not run when it returned. notes: why work was let go
+    that the call may not have waited for."""
 
     def __init__(self) -> None:
         self.unrun: list[Any] = []
+        self.notes: tuple[str, ...] = ()
         self._caller = threading.get_ident()
         self._lock = threading.RLock()
         self._gates: dict[object, threading.Event] = {}
@@ -75,7 +78,9 @@ class HeldThreads:
 
         def seen_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
             if threading.get_ident() == self._caller and not self._is_inside:
-                self._open(None)
+                with self._lock:
+                    mine = [each for each in self._gates if getattr(each, "_condition", None) is condition]
+                    self._open(mine[0] if mine else None, "it waited for something that is no thread and no future")
             return wait_for(condition, timeout)
 
         return {
@@ -96,16 +101,21 @@ class HeldThreads:
                 with self._lock:
                     if not self._has_returned:
                         self._is_open = True  # the rest of the call is not held
-                        self._open(None)
+                        self._open(None, f"it took more than {LIMIT_S:g} s")
                 gate.wait()
             return work(*args, **named)
 
         return run
 
-    def _open(self, key: object) -> None:
-        """Release the work of a thread; all work if it is unknown."""
+    def _open(self, key: object, why: str = "") -> None:
+        """Release the work of a thread; all work if it is unknown. why: that happens during the call."""
         with self._lock:
-            for gate in [self._gates[key]] if key in self._gates else self._gates.values():
+            held = {each: gate for each, gate in self._gates.items() if not gate.is_set()}
+            if key in self._gates:
+                held = {key: self._gates[key]}
+            elif why and (len(held) > 1 or self._is_open):
+                self.notes = self.notes or (f"work in other threads was let go early: {why}",)
+            for gate in held.values():
                 gate.set()
 
     @contextmanager

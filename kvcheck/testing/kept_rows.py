@@ -19,15 +19,18 @@ from kvcheck.testing.plan import SAVED, SlotScene
 __tracebackhide__ = True
 
 
-def check_not_translated(scene: SlotScene, save: Callable[[Any], Any], load: Callable[[Any, Any], object]) -> None:
-    """Raise NotJudged if save and load translate ids by the same map. Gives all rows other content."""
+def check_not_translated(
+    scene: SlotScene, save: Callable[[Any], Any], load: Callable[[Any, Any], object]
+) -> tuple[str, ...]:
+    """Raise NotJudged if save and load translate ids by the same map. Gives all rows other content. Return why that
+    could not be found out."""
     size = scene.units.page_size
     pages = sorted({number // size for number in (*scene.plan.ids, *scene.plan.into)})
     scene.mark(SAVED, range(scene.units.slots))
     try:
         rounds = {page: _kept(scene, save, load, page) for page in pages}
-    except Exception:
-        return
+    except Exception as error:
+        return (f"whether ids are row numbers: of an id alone, {type(error).__name__}; if they are not, pass as_ids=",)
     for held in scene.found.buffers:
         rows = {page: kept.get(held.key) for page, kept in rounds.items()}
         moved = {page: row for page, row in rows.items() if row != page}
@@ -39,6 +42,7 @@ def check_not_translated(scene: SlotScene, save: Callable[[Any], Any], load: Cal
                 "numbers: pass as_ids= with the translation from rows to your ids, such as "
                 "as_ids=lambda rows: torch.tensor([id_of[row] for row in rows])"
             )
+    return ()
 
 
 def _kept(

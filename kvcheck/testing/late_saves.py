@@ -136,4 +136,4 @@ def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[
     if found.threads:
         names = ", ".join(found.threads)
         told.append(f"save, load: a copy in a thread that was there before ({names}) was not late on purpose")
-    return copy, tuple(told)
+    return copy, (*told, *held.notes)

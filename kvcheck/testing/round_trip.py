@@ -103,9 +103,9 @@ def check_round_trip(
     with HeldThreads() as held, _noting_pages(page_size):
         held.call(load, copy, scene.into())
         still, padded = _judge_load(scene, saved, padded, is_early=bool(held.unrun))
-    if judge.findings and not held.unrun:
-        check_not_translated(scene, save, load)
-    left += (*still, *padded.values(), *_late_copies(scene, streams, save, load, seed_of(seed)), *threaded)
+    ids_notes = check_not_translated(scene, save, load) if judge.findings and not held.unrun else ()
+    late = _late_copies(scene, streams, save, load, seed_of(seed))
+    left += (*still, *padded.values(), *late, *threaded, *held.notes, *ids_notes)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
 
 

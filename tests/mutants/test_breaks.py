@@ -79,7 +79,7 @@ def test_the_list_of_mutants_says_what_each_breaks(capsys: pytest.CaptureFixture
         each.name: each.breaks for each in MUTANTS.values()
     }
     assert run(["explain", "load-without-pin"]) == 0
-    told = {line.removeprefix("breaks: ") for line in capsys.readouterr().out.splitlines()}
+    told = {line.strip().removeprefix("breaks").strip() for line in capsys.readouterr().out.splitlines()}
     assert {*mutant("load-without-pin").breaks} <= told
 
 
