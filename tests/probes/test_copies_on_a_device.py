@@ -80,7 +80,7 @@ def test_a_schedule_whose_hold_the_watchdog_ended_is_no_pass(copies: dict[str, l
 @pytest.mark.processes
 def test_a_copy_that_overtakes_the_model_behind_its_fence_is_found_where_all_is_held(fake: Path) -> None:
     (reply,) = replies(fake, FLAG, "host-copy.mha-direct", 1, ("fence-ignored",))["fence-ignored"]
-    assert "KV104" in {each.code for each in reply.findings} and not reply.unknown
+    assert "KV201" in {each.code for each in reply.findings} and not reply.unknown
 
 
 @pytest.mark.processes
