@@ -6,9 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, columns, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.screen import in_fields
@@ -29,7 +28,7 @@ from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.line import MAX_DIGITS
 from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import RUN_FILE, RunStore
+from kvcheck.core.run.store import RunStore
 from kvcheck.core.run.turns import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
@@ -89,9 +88,10 @@ class CellRun(Asked):
         """Return the seed; one is drawn if it is not named, or taken from the run to be continued."""
         if self.seed is not None:
             return self.seed
-        records = _records(self.out) if self.resume else ()
-        open_runs = (each for each in records if not each.complete and each.argv[:1] == tuple(self.argv[:1]))
-        return next((each.seed for each in open_runs if each.seed is not None), draw_seed())
+        for _, each in RunStore(self.out).newest_first(lambda error: None) if self.resume else ():
+            if each.seed is not None and not each.complete and each.argv[:1] == tuple(self.argv[:1]):
+                return each.seed
+        return draw_seed()
 
     def wanted(self, *, is_once: bool) -> int:
         return self.schedules or max(1 if is_once else DEFAULT_SCHEDULES, self.min_schedules or 0)
@@ -335,16 +335,10 @@ def nothing_to_resume(session: Session, out: Path, unlike: RunRecord | None) -> 
 
 
 def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:
-    return (each for each in _records(out, partial(note, session)) if each.run_id != session.run_id)
+    def skipped(error: UsageError) -> None:
+        note(session, f"--resume skips a run: {error}")
 
-
-def _records(out: Path, skipped: Callable[[str], None] = lambda text: None) -> Iterator[RunRecord]:
-    """Yield stored runs, newest first. skipped: receives why one cannot be read."""
-    for run_id in reversed(RunStore(out).run_ids()):
-        try:
-            yield read_record(out / run_id / RUN_FILE)
-        except UsageError as error:
-            skipped(f"--resume skips a run: {error}")
+    return (each for _, each in RunStore(out).newest_first(skipped) if each.run_id != session.run_id)
 
 
 def note(session: Session, text: str) -> None:

@@ -44,8 +44,7 @@ def show(
 ) -> int:
     check_choice("--format", format_name, FORMATS)
     outputs = parse_outputs(output, format_name, known=(STORY_WRITERS,))
-    path, number = _named(run, finding, out)
-    record = read_record(path)
+    path, record, number = _named(run, finding, out)
     found = _finding(record, number)
     cause = next((each for each in record.findings if each.id == found.cause), found)
     if outputs and (why := why_no_story(cause)) is not None:
@@ -84,31 +83,32 @@ def _plain(found: Finding, cause: Finding) -> dict[str, object]:
     return {**head, "replay": cause.replay, **story}
 
 
-def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, str | None]:
-    """Return the record and the finding's number or id. One word alone may be either, or RUN#N."""
+def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, RunRecord, str | None]:
+    """Return the record with its file, and the finding's number or id. One word alone may be either, or RUN#N."""
     if run is not None and finding is None and not is_stored(run):
         if named := FINDING.fullmatch(run):
             if (part := named["part"]) is not None:
                 what = "a proof" if part == PROOF else "a smaller schedule"
                 raise UsageError(f"{run}: {what} has no story of its own; leave {part} out")
-            return find_run(named["run"], out), named["number"]
+            return *_read(find_run(named["run"], out)), named["number"]
         if _is_number(run) and len(run) <= MAX_DIGITS:
-            return _newest(out), run
-    return (_newest(out) if run is None else find_run(run, out)), finding
+            return *_newest(out), run
+    return *(_newest(out) if run is None else _read(find_run(run, out))), finding
+
+
+def _read(path: Path) -> tuple[Path, RunRecord]:
+    return path, read_record(path)
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _newest(out: Path) -> Path:
+def _newest(out: Path) -> tuple[Path, RunRecord]:
     """Return the newest run with findings."""
-    for path in (find_run(each, out) for each in reversed(RunStore(out).run_ids())):
-        try:
-            if read_record(path).findings:
-                return path
-        except UsageError as error:
-            complain(f"passed over: {error}")
+    for path, record in RunStore(out).newest_first(lambda error: complain(f"passed over: {error}")):
+        if record.findings:
+            return path, record
     raise UsageError(
         f"no run in {out} has findings to show; make one with `kvcheck stress`, or name another folder by --out"
     )

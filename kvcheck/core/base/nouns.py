@@ -6,6 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 VOWELS = frozenset("aeiou")
 HISSING = ("s", "x", "z", "ch", "sh")
 
@@ -20,6 +22,17 @@ def plural(number: int, noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in VOWELS:
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(HISSING) else f"{noun}s"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def span(numbers: Collection[int]) -> str:
+    """Return "3", or "3 to 12"; "" for none."""
+    return " to ".join(map(str, sorted({min(numbers), max(numbers)}))) if numbers else ""
 
 
 def counted_field(number: int, name: str) -> str:

@@ -18,6 +18,7 @@ from types import CodeType
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, why_unread
 from kvcheck.core.base.identity import git
+from kvcheck.core.base.nouns import some_of
 from kvcheck.core.probes.frame.lines_run import as_ranges
 
 RANGE = re.compile(r"([\w@][\w./~^@{}+-]*?)(?:(\.\.\.?)(?:HEAD|@)?)?")
@@ -51,9 +52,10 @@ class ChangedFile:
         return {*self.parts}.difference(*self.ran(ran).values())
 
     def text(self, ran: Ran) -> str:
-        cells, missed = named([cell.rpartition("/")[2] for cell in self.ran(ran)]), self.missed(ran)
+        missed = self.missed(ran)
+        cells = some_of([cell.rpartition("/")[2] for cell in self.ran(ran)], MOST_NAMED)
         count = f"{len(self.parts) - len(missed)} of {len(self.parts)}"
-        functions = f" ({named(self.functions)})" if self.functions else ""
+        functions = f" ({some_of(self.functions, MOST_NAMED)})" if self.functions else ""
         text = f"changed: {count} changed lines of {self.name}{functions} ran"
         if self.is_whole:
             text = f"changed: no changes of {self.name} in git; in the first schedules {count} lines in functions ran"
@@ -74,11 +76,6 @@ class Change:
     def misses(self, ran: Ran) -> bool:
         """Whether a changed line has run nowhere. Lines of whole files are not waited for."""
         return any(not each.is_whole and each.missed(ran) for each in self.files)
-
-
-def named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def changed_files(text: str, folder: Path) -> list[ChangedFile]:

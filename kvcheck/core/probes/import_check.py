@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import cast
 
+from kvcheck.core.base.nouns import some_of
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.tables import EngineSpec
@@ -32,8 +33,7 @@ def errors(engine: str, device: str = "cpu") -> list[str]:
     if isinstance(started, Refusal):
         return [started.reason]
     broken = [
-        f"{engine} {started.version}: cannot be imported: {error}: needed by {', '.join(names[:MOST_NAMED])}"
-        + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+        f"{engine} {started.version}: cannot be imported: {error}: needed by {some_of(names, MOST_NAMED)}"
         for error, names in breaks(spec).items()
     ]
     return broken or ([] if device == "cpu" else compiled_errors(spec, device))

@@ -15,7 +15,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kvcheck.core.base.nouns import counted, plural
+from kvcheck.core.base.nouns import counted, plural, some_of, span
 from kvcheck.core.base.record import STOPPED, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
 from kvcheck.core.report.cards import COPIED, MOST_NAMED, Card, cards_of, cells_text, condition_text, facts_of
@@ -58,14 +58,13 @@ def grid_lines(record: RunRecord, width: int) -> list[str]:
 
 
 def _legend(record: RunRecord, with_counts: bool) -> str:
-    floors = sorted({row.coverage.floor for row in record.scenarios if row.coverage is not None})
+    floors = [row.coverage.floor for row in record.scenarios if row.coverage is not None]
     if not floors or server_of(record) is not None:
         return ""
-    least = str(floors[0]) if len(floors) == 1 else f"{floors[0]} to {floors[-1]}"
     sizes = dict.fromkeys(found[1] for row in record.scenarios if (found := SIZE.search(row.shape)) is not None)
     parts = (
         " ✔ pass  ✘ fail  ? unknown  · open",
-        f"number: schedules run (a pass takes {least})" if with_counts else "",
+        f"number: schedules run (a pass takes {span(floors)})" if with_counts else "",
         f"shapes: {', then '.join(sizes)}" if len(sizes) > 1 else "",
     )
     return "   ".join(filter(None, parts))
@@ -200,8 +199,7 @@ def unknown_lines(record: RunRecord, width: int) -> list[str]:
             by_reason.setdefault(f"{MARK[row.verdict]} {why}", []).append(row.id)
     lines: list[str] = []
     for why, cells in list(by_reason.items())[:MOST_REASONS]:
-        named = ", ".join(cells[:MOST_NAMED]) + (f" and {len(cells) - MOST_NAMED} more" * (len(cells) > MOST_NAMED))
-        lines += wrapped(f" {why[0]} {counted(len(cells), 'cell')}: {why[2:]} ({named})", width)
+        lines += wrapped(f" {why[0]} {counted(len(cells), 'cell')}: {why[2:]} ({some_of(cells, MOST_NAMED)})", width)
     if len(by_reason) > MOST_REASONS:
         lines.append(f"   and {counted(len(by_reason) - MOST_REASONS, 'more reason')}: see the report")
     return lines

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import RunRecord, check_run_id
+from kvcheck.core.base.record import RunRecord, check_run_id, read_record
 from kvcheck.core.base.registry import did_you_mean
 
 RUN_FILE = "run.json"
@@ -61,6 +61,15 @@ class RunStore:
         if not self.out.is_dir():
             return ()
         return tuple(sorted(entry.name for entry in self.out.iterdir() if _is_file(entry / RUN_FILE)))
+
+    def newest_first(self, skipped: Callable[[UsageError], None]) -> Iterator[tuple[Path, RunRecord]]:
+        """Yield the files and the records of runs. skipped: receives why one cannot be read."""
+        for run_id in reversed(self.run_ids()):
+            path = self.out / run_id / RUN_FILE
+            try:
+                yield path, read_record(path)
+            except UsageError as error:
+                skipped(error)
 
 
 def make_folder(folder: Path, *, elsewhere: str = ELSEWHERE) -> None:

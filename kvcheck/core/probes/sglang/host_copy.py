@@ -429,11 +429,13 @@ class HostCopyScene:
             return
         look = ProbeJudge()
         self.tier.check_host(look, cached.request, cached.host, when)
-        before = self.before[cached.request]
-        self.lost |= {cached.request} if look.findings else set()
-        early = bool(look.findings) and self.tier.holds_either(cached.request, cached.host, before())
+        self.lost.discard(cached.request)  # a backup that is late is right at a second look
+        is_early = False
+        if look.findings:
+            self.lost.add(cached.request)
+            is_early = self.tier.holds_either(cached.request, cached.host, self.before[cached.request]())
         why = "; its source held that before the model wrote it, so the copy did not wait for the model"
-        judge.absorb(look, "KV201" if early else None, why if early else "")
+        judge.absorb(look, "KV201" if is_early else None, why if is_early else "")
 
     def of(self, wanted: Callable[[CachedRequest], bool]) -> list[CachedRequest]:
         return [each for each in self.cached.values() if wanted(each)]

@@ -19,7 +19,7 @@ from kvcheck.core.base.causes import NUMBERS, place_of
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
-from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.nouns import counted, some_of
 from kvcheck.core.base.record import LEFT_OUT, BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cards import cards_of
@@ -126,8 +126,7 @@ def line_of(rows: Sequence[Change]) -> str:
 def head_of(rows: Sequence[Change]) -> str:
     """Return the code of a group with its title, its cells, and the number of its changes where it is another."""
     first, cells = rows[0], [*dict.fromkeys(row.cell for row in rows)]
-    more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
-    cell = f"{'' if len(cells) == 1 else f'{len(cells)} cells: '}{', '.join(cells[:NAMED])}{more}"
+    cell = f"{'' if len(cells) == 1 else f'{len(cells)} cells: '}{some_of(cells, NAMED)}"
     known = CODES.get(first.code or "")
     named = " ".join(filter(None, (first.code, known.title if known else None)))
     count = f"{len(rows)} changes" if len(rows) > len(cells) else ""

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache
 
 from kvcheck.core.base.causes import place_of
-from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.nouns import counted, some_of
 from kvcheck.core.base.record import LEFT_OUT, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of, engine_of, own_target_of
@@ -259,8 +259,7 @@ def _thin(entry: BaselineEntry, cells: Sequence[tuple[RunRecord, ScenarioResult]
         for _, row in cells
         if row.verdict is Verdict.FAIL and row.coverage is not None and row.schedules < row.coverage.wanted
     ]
-    more = f" and {len(cut) - 2} more" if len(cut) > 2 else ""
-    return f"{', '.join(cut[:2])}{more}: later schedules were not judged" if cut else ""
+    return f"{some_of(cut, 2)}: later schedules were not judged" if cut else ""
 
 
 def _why_undecided(cells: Sequence[tuple[RunRecord, ScenarioResult]]) -> str:

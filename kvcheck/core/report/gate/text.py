@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcheck.core.base.identity import short
-from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.nouns import counted, some_of, span
 from kvcheck.core.base.record import Identity
 from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow
@@ -128,8 +128,7 @@ def run_text(run: RunSummary) -> str:
         parts = [f"{run.run_id}: no cells"]
     if run.not_tried:
         names = [f"{name} in {counted(count, 'cell')}" for name, count in run.not_tried.items()]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        parts.append(f"not tried: {', '.join(names[:NAMED])}{more}")
+        parts.append(f"not tried: {some_of(names, NAMED)}")
     return "; ".join((*parts, *_identity(run.identity)))
 
 
@@ -144,15 +143,7 @@ def _evidence(result: GateResult) -> str:
     """Return gaps, schedules run of planned, and the least that a pass needs, by cell."""
     cells = sum(run.cells for run in result.runs)
     floors = [floor for run in result.runs for floor in run.floors or ()]
-    least = (
-        f"{min(floors)}"
-        if floors and min(floors) == max(floors)
-        else f"{min(floors)} to {max(floors)}"
-        if floors
-        else ""
-    )
-    if result.min_schedules is not None:
-        least = f"{result.min_schedules} by --min-schedules"
+    least = span(floors) if result.min_schedules is None else f"{result.min_schedules} by --min-schedules"
     needed = f"; a pass needs {least} in each cell, a failure none" if least else ""
     ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}{needed}" if cells else "no cell was judged"
     return f"{counted(len(result.evidence), 'gap') if result.evidence else 'enough'}: {ran}"
