@@ -96,7 +96,7 @@ NOTES = {
     "formats": "Reports, for -o NAME=PATH.",
     "codes": "Kinds of findings.",
     "server-scenarios": "For kvcheck live URL NAME.",
-    "servers": "Engines that kvcheck asks over HTTP.",
+    "servers": "Engines whose running servers can be checked.",
     "evidence": "Work of a running server under requests that were judged.",
     "situations": "Events of schedules, by the state in which they happen.",
 }
@@ -286,6 +286,8 @@ def _prose(thing: object) -> dict[str, str]:
         return {}
     fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS)
     card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
+    if (letter := card.get("bug")) is not None:
+        card["bug"] = next((text for text in BUGS.values() if text[0] == letter), letter)
     return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
 
 

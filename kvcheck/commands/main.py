@@ -117,17 +117,17 @@ EXAMPLES: dict[str, str] = {
     "replay": "kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
     "shrink": "kvcheck shrink 20260102-030405-0c4e91d7#1 | "
-    "kvcheck shrink hicache:shape=llama-3-tiny,mutant=backup-before-forward,seed=1,schedule=7 --runs 1000",
+    "kvcheck shrink hicache:shape=llama-3-tiny,seed=1,schedule=7 --runs 1000",
     "show": "kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "kvcheck selftest | kvcheck selftest resume-refeeds-token",
     "bench": "kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
     SERVE: "kvcheck bench serve http://127.0.0.1:30000 --known-answers tiny | "
-    "kvcheck bench serve http://127.0.0.1:30000 --versus http://127.0.0.1:30001 --known-answers tiny",
+    "kvcheck bench serve http://a:8000 --versus http://b:8000 --known-answers tiny",
     "gate": "kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
-    "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
-    "baseline": "kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "
-    "kvcheck baseline accept RUN#3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
+    "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml -o md=gate.md",
+    "baseline": "kvcheck baseline save RUN kv.toml --owner me --reason '#7' --expires 2027-03-01 | "
+    "kvcheck baseline show kv.toml",
     "compare": "kvcheck compare RUN_A RUN_B | kvcheck compare RUN_A RUN_B -o md=changes.md",
     "env": "kvcheck env sglang==0.5.23 envs/sglang-0.5.23 --base envs/base | "
     "kvcheck env --source ~/vllm envs/vllm-fork",

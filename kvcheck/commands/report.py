@@ -76,7 +76,7 @@ def report(
         loaded(WRITERS, output_format)(record, path)
         written.append((output_format, path))
         if is_text:
-            say(str(path))
+            say(str(path / f"*.{output_format}" if path.is_dir() else path))
     if not is_text:
         print_json({"files": [{"format": each, "path": str(path)} for each, path in written]})
 

@@ -122,7 +122,7 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
     (row,) = only_record(tmp_path)["mutants"]
     assert (row["outcome"], row["killed_by"]) == ("killed", "contract KV304")
     told = capsys.readouterr().out
-    assert name in told and f" PASS  1 mutant passed; {row['schedules']} schedule" in told
+    assert name in told and f" PASS  1 mutant killed; {row['schedules']} schedule" in told
 
 
 @pytest.mark.processes

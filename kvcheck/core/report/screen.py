@@ -21,7 +21,7 @@ from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_o
 from kvcheck.core.report.cards import COPIED, MOST_NAMED, Card, cards_of, cells_text, condition_text, facts_of
 from kvcheck.core.report.prices import in_short, is_check, is_enough
 from kvcheck.core.report.situation_matrix import situation_view
-from kvcheck.core.report.view import LEAST_FILLED, CellView, cells_of, verdicts_text, work_counts
+from kvcheck.core.report.view import ENDED, KILLED, LEAST_FILLED, CellView, cells_of, verdicts_text, work_counts
 from kvcheck.core.report.wording import LABEL, aligned, hanging, labelled, why_text, wrapped
 
 MARK = {Verdict.PASS: "✔", Verdict.UNKNOWN: "?", Verdict.FAIL: "✘"}
@@ -244,7 +244,7 @@ def verdict_line(record: RunRecord) -> str:
     ended = [row for row in record.scenarios if row.reason != STOPPED]
     verdicts = [*(row.verdict for row in ended), *(row.verdict for row in record.mutants)]
     noun = "mutant" if record.mutants else "cell" if server_of(record) is None else "scenario"
-    first, _, others = verdicts_text(verdicts).partition(" ")
+    first, _, others = verdicts_text(verdicts, KILLED if record.mutants else ENDED).partition(" ")
     parts = [f"{counted(int(first), noun)} {others}"] if first else []
     if left := len(record.scenarios) - len(ended):
         parts.append(f"{counted(left, noun)} not ended")
@@ -271,4 +271,4 @@ def screen_lines(
         below += labelled("in short", in_short(record.bench), width)
     causes = cause_lines(record, width, reviewed, is_kept=is_kept)
     parts = [*grid, *([""] if grid else []), *below, *([""] if below else []), *causes]
-    return [*parts, verdict_line(record)]
+    return [*parts, *wrapped(verdict_line(record), width)]

@@ -95,11 +95,15 @@ def judged_text(record: RunRecord) -> str:
     return f"{counted(len(record.scenarios), 'cell')}, of {counted(sum(planned), 'planned schedule')}: {text}"
 
 
-def verdicts_text(verdicts: Iterable[Verdict]) -> str:
+ENDED = {Verdict.FAIL: "failed", Verdict.UNKNOWN: "unknown", Verdict.PASS: "passed"}
+KILLED = {Verdict.FAIL: "survived", Verdict.UNKNOWN: "unknown", Verdict.PASS: "killed"}
+"""The same of mutants."""
+
+
+def verdicts_text(verdicts: Iterable[Verdict], words: Mapping[Verdict, str] = ENDED) -> str:
     """Return "1 failed, 2 passed"; "" for none."""
     counts = Counter(verdicts)
-    words = ((Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"), (Verdict.PASS, "passed"))
-    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words if counts[verdict])
+    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
 
 
 def work_counts(record: RunRecord) -> list[tuple[int, str]]:

@@ -195,7 +195,8 @@ class AgreementScene:
         self._rig.judge.count("orderings_checked")
         if after[0] != after[1]:
             self.agreed = False
-            text = f"{when}: after a poll rank 0 still waits for requests {after[0]}, rank 1 for {after[1]}"
+            first, second = (", ".join(rids) or "none" for rids in after)
+            text = f"{when}: after a poll rank 0 still waits for requests {first}; rank 1 for {second}"
             self._rig.judge.find("KV601", "protocol", text, lane="queue")
 
     def finish(self) -> None:

@@ -48,7 +48,7 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
         ),
         "transfers": (
             "kvcheck.core.stress.oracles.transfers:TransfersOracle",
-            "Each end tells the other what it has to in the round in which it is due, and seals are cleared in time.",
+            "Each end sends what it owes the other in the round in which it is due, and seals are cleared in time.",
         ),
         "reports": (
             "kvcheck.core.stress.oracles.reports:ReportsOracle",
