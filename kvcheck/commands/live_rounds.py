@@ -167,7 +167,8 @@ def _tell(session: Session, each: RoundCell[P]) -> None:
         layer, page, requests = place
         wrong = len({finding.request for finding in each.found})
         at = "" if layer is None else f"layer {layer}, "
-        session.say(f"       {requests} of {wrong} wrong requests point to {at}page {page} of the request")
+        told = f"{requests} of {wrong} wrong requests point to {at}page {page} of the request"
+        session.say(f" {each.plan.cell}: {told}")
 
 
 def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:

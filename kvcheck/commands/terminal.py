@@ -42,7 +42,7 @@ _STYLES = {
     r"^ (missing|unknown)(?=  )": "bold yellow",
     r"(?<!\w)✔": "green",
     r"(?<!\w)✘": "bold red",
-    r"(?<![\w?])\?(?=[\d ]|[a-z])": "bold yellow",
+    r"(?<![\w?])\?(?=[\d ]|[a-z]|$)": "bold yellow",
     r"\bKV\d{3}\b": "magenta",
     r"\b(kvcheck|pytest) [a-z-].*": "cyan",
     r"(?<=^ report )\S.*": "underline",
