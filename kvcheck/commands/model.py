@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
+from kvcheck.commands.options import Format
 from kvcheck.commands.reference import reference
-from kvcheck.commands.terminal import say, say_fitting
+from kvcheck.commands.terminal import print_json, say, say_fitting
 from kvcheck.core.base.errors import UsageError
 
 DEFAULT_NODES = 4096
@@ -76,6 +77,7 @@ def make(
     ] = None,
     window: Window = None,
     top_k: TopK = None,
+    format_name: Format = "text",
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
     from kvcheck.core.model import FAMILIES
@@ -108,12 +110,23 @@ def make(
     )
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)
+    folder = shlex.quote(str(out))
+    next_lines = [
+        {
+            "serve": serve.format(folder=folder, length=min(SERVED, length)),
+            "check": f"kvcheck live {url} --known-answers {folder} --admin",
+        }
+        for url, serve in SERVERS.items()
+    ]
+    if format_name == "json":
+        sizes = {"size_bytes": size, "parameters": parameters.to_json()}
+        print_json({"folder": str(out), "digest": known.digest, **sizes, "next": next_lines})
+        return
     made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
     say_fitting(f" made   {out}: {made}, digest {known.digest}")
-    folder = shlex.quote(str(out))
-    for label, (url, serve) in zip(("next", "or"), SERVERS.items(), strict=True):
-        say(f" {label:<6} {serve.format(folder=folder, length=min(SERVED, length))}")
-        say(f" then   kvcheck live {url} --known-answers {folder} --admin")
+    for label, line in zip(("next", "or"), next_lines, strict=True):
+        say(f" {label:<6} {line['serve']}")
+        say(f" then   {line['check']}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
@@ -123,6 +136,7 @@ def answer(
         Path, typer.Option(metavar="FILE", help="JSON list of token ids, as they are sent to the server.")
     ],
     tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
+    format_name: Format = "text",
 ) -> None:
     """Print the token ids that a right server answers, as a JSON list."""
     from kvcheck.core.model.alphabet import Alphabet
@@ -132,7 +146,11 @@ def answer(
     if not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"--tokens is from 1 to {MOST_TOKENS}; got {tokens}")
     known = read_model(folder)
-    say(json.dumps(list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))))
+    ids = list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))
+    if format_name == "json":
+        print_json({"digest": known.digest, "tokens": ids})
+    else:
+        say(json.dumps(ids))
 
 
 app.command("reference", cls=Command, context_settings=CONTEXT)(reference)
