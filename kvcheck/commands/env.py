@@ -192,8 +192,8 @@ def env(
     version = _installed(folder, NEEDS[engine].build or engine).version
     target = f"kvcheck probe {engine}:{folder}{'' if device == CPU else ' --device cuda'}"
     if format_name == "json":
-        named = {"engine": engine, "version": version, "folder": str(folder)}
-        print_json({**named, "made_before": is_made, "next": target})
+        made = {"engine": engine, "version": version, "folder": str(folder)}
+        print_json({**made, "made_before": is_made, "next": target})
     else:
         say(f"{place}: made before; next: {target}" if is_made else f"{folder}: {engine} {version}; next: {target}")
 
@@ -399,7 +399,11 @@ def _site(folder: Path) -> Path:
 
 
 def _installed(folder: Path, name: str) -> metadata.Distribution:
-    return next(iter(metadata.distributions(name=name, path=[str(_site(folder))])))
+    places = [str(each) for each in folder.glob("lib/python*/site-packages")]
+    found = next(iter(metadata.distributions(name=name, path=places)), None)
+    if found is None:
+        raise UsageError(f"{folder}: expected {name} in it, found none; remove the folder and run the command again")
+    return found
 
 
 def _install(folder: Path, *arguments: str) -> None:

@@ -279,6 +279,11 @@ def test_a_transfer_engine_needs_no_base(tmp_path: Path, shelf: Path, capsys: py
         assert (made["made_before"], made["version"], made["folder"]) == (is_made, "0.9.0", str(folder))
         assert "base with torch" not in printed.err and (f"environment in {folder}" in printed.err) is not is_made
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("env")] == ["env"]
+    (info,) = folder.glob("lib/python*/site-packages/mooncake_transfer_engine_*.dist-info")
+    shutil.rmtree(info)
+    assert run(asked) == 2
+    told = capsys.readouterr().err
+    assert "remove the folder" in told and told.count("\n") == 1
 
     files["mooncake/engine.py"] = "raise ImportError('libibverbs.so.1: cannot open shared object file')\n"
     wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.1", files)
