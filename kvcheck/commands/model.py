@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from kvcheck.commands.options import Format
 from kvcheck.commands.reference import reference
 from kvcheck.commands.terminal import print_json, say, say_fitting
 from kvcheck.core.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_NODES = 4096
 MOST_TOKENS = 1 << 20
@@ -108,22 +111,25 @@ def make(
         kv_scale=kv_scale,
         window=min(family.window, length // 4) if window is None else window,
     )
-    known = write_model(parameters, out)
+    _print_made(write_model(parameters, out), out, format_name)
+
+
+def _print_made(known: KnownAnswers, out: Path, format_name: str) -> None:
+    made, folder = known.parameters, shlex.quote(str(out))
     size = sum((out / name).stat().st_size for name in known.files)
-    folder = shlex.quote(str(out))
     next_lines = [
         {
-            "serve": serve.format(folder=folder, length=min(SERVED, length)),
+            "serve": serve.format(folder=folder, length=min(SERVED, made.length)),
             "check": f"kvcheck live {url} --known-answers {folder} --admin",
         }
         for url, serve in SERVERS.items()
     ]
     if format_name == "json":
-        sizes = {"size_bytes": size, "parameters": parameters.to_json()}
+        sizes = {"size_bytes": size, "parameters": made.to_json()}
         print_json({"folder": str(out), "digest": known.digest, **sizes, "next": next_lines})
         return
-    made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
-    say_fitting(f" made   {out}: {made}, digest {known.digest}")
+    sizes_text = f"{made.layers} layers, {made.kv_heads} KV heads, {made.nodes} nodes, {size / 1e6:.1f} MB"
+    say_fitting(f" made   {out}: {made.family}, {sizes_text}, digest {known.digest}")
     for label, line in zip(("next", "or"), next_lines, strict=True):
         say(f" {label:<6} {line['serve']}")
         say(f" then   {line['check']}")
