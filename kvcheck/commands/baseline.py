@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,7 @@ def save(
     expires: Expires,
     conditional: Conditional = False,
     out: StoredIn = DEFAULT_OUT,
+    format_name: Format = "text",
 ) -> None:
     """Make a file with a row for each code of a cell, with its places, and each UNKNOWN of the runs."""
     if file.exists():
@@ -57,6 +59,9 @@ def save(
     if not rows:
         raise UsageError("these runs have no finding and no UNKNOWN: expected something to save")
     add_rows(file, [*rows.values()])
+    if format_name == "json":
+        _print_rows(file, read_baseline(file))
+        return
     say(f"{file}: {counted(len(rows), 'row')}")
     say(f" next   {command_line('gate', *runs, '--baseline', str(file), out=out)}")
 
@@ -64,15 +69,11 @@ def save(
 @app.command(cls=Command, context_settings=CONTEXT)
 def show(file: File, format_name: Format = "text") -> None:
     """Print the rows of a file, those that have expired marked."""
-    today, entries = _today(), read_baseline(file)
-    expired = [row for row in entries if row.expires < today]
+    entries = read_baseline(file)
     if format_name == "json":
-        rows = [
-            {**asdict(row), "kind": row.kind.value, "expires": row.expires.isoformat(), "is_expired": row in expired}
-            for row in entries
-        ]
-        print_json({"file": str(file), "rows": rows})
+        _print_rows(file, entries)
         return
+    expired = [row for row in entries if row.expires < _today()]
     heads = ("row", "covers", "owner", "until", "reason")
     table = [
         (str(row.number), row.what, row.owner, row.expires.isoformat() + " EXPIRED" * (row in expired), row.reason)
@@ -94,6 +95,7 @@ def accept(
     reason: Reason,
     expires: Expires,
     out: StoredIn = DEFAULT_OUT,
+    format_name: Format = "text",
 ) -> None:
     """Add a row for one finding or one UNKNOWN of a run to a file."""
     run, name = _named(what)
@@ -107,12 +109,15 @@ def accept(
     if (number := next((there[row.key] for row in picked if row.key in there), None)) is not None:
         raise UsageError(f"baseline {file}: row {number} is about this already; renew its date by hand")
     add_rows(file, picked)
+    if format_name == "json":
+        _print_rows(file, read_baseline(file)[-len(picked) :])
+        return
     for row in picked:
         say(f"{file}: {row.what}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
-def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
+def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT, format_name: Format = "text") -> None:
     """Take rows out of a file whose finding or UNKNOWN is gone from the runs, and whose cells have enough evidence."""
     records = _records(runs, out)
     # Rows that have expired are judged too: an old date does not show that something is gone.
@@ -124,9 +129,19 @@ def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
     ]
     if gone:
         remove_rows(file, [row.row for row in gone])
+    if format_name == "json":
+        numbers = {row.row for row in gone}
+        _print_rows(file, [row for row in entries if row.number in numbers])
+        return
     for row in gone:
         say(f"removed row {row.row}: {row.what}")
     say(f"{file}: {counted(len(gone), 'row')} removed, {len(entries) - len(gone)} left")
+
+
+def _print_rows(file: Path, rows: Iterable[BaselineEntry]) -> None:
+    today = _today()
+    plain = [{**asdict(row), "expires": row.expires.isoformat(), "is_expired": row.expires < today} for row in rows]
+    print_json({"file": str(file), "rows": plain})
 
 
 def _records(runs: list[str], out: Path) -> list[RunRecord]:

@@ -8,13 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
+from kvcheck.commands.interrupts import verdict_stands
 from kvcheck.commands.options import command_line
 from kvcheck.commands.probes import reviewed_findings
 from kvcheck.commands.report import write_reports
@@ -27,27 +23,7 @@ from kvcheck.core.report.situation_matrix import matrix_lines
 from kvcheck.core.run.session import Session
 
 
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Answer the first SIGINT or SIGTERM with a line: a run's end takes seconds. A further one is Interrupted."""
-    come: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        come.append(number)
-        if len(come) > 1:
-            raise Interrupted
-        warn("interrupted: the verdict stands, its reports are still written; once more leaves them out")
-
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, hold) for number in numbers if callable(signal.getsignal(number))}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@_signals_held()
+@verdict_stands()
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
     session.clear_progress()
     code = 130 if interrupted else None

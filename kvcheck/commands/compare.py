@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, ConditionalFails, Format, StoredIn, check_choice
+from kvcheck.commands.options import DEFAULT_OUT, ConditionalFails, Format, StoredIn
 from kvcheck.commands.report import check_outputs, loaded, parse_outputs, report_problem
 from kvcheck.commands.terminal import columns, print_json, say, warn
 from kvcheck.core.base.errors import UsageError
@@ -57,7 +57,6 @@ def compare(
     output: Outputs = None,
     format_name: Format = "text",
 ) -> int:
-    check_choice("--format", format_name, FORMATS)
     if not 0 <= least_share <= 1:
         raise UsageError(f"--least-share: expected a share from 0 to 1, got {least_share:g}")
     paths = [find_run(name, out) for name in (run_a, run_b)]

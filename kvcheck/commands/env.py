@@ -23,6 +23,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,7 +33,8 @@ import typer
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from kvcheck.commands.terminal import say
+from kvcheck.commands.options import Format
+from kvcheck.commands.terminal import print_json, say
 from kvcheck.core.base.cells import DRIVER
 from kvcheck.core.base.child import StandardStreams, close_input, kill_group, spawn, tail
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -149,6 +151,7 @@ def env(
     device: Annotated[
         str, typer.Option(help="cpu; or cuda, on a machine with a GPU: all that the release asks for, of gigabytes.")
     ] = CPU,
+    format_name: Format = "text",
 ) -> None:
     *named, place = words
     engine, version = _release(named, source)
@@ -181,12 +184,18 @@ def env(
         also=tuple(also or ()),
         device=device,
     )
-    say(f"An environment that can import {engine} is enough: kvcheck probe {engine}:VENV")
+    is_made = _is_made(order)
+    with redirect_stdout(sys.stderr if format_name == "json" else sys.stdout):
+        say(f"An environment that can import {engine} is enough: kvcheck probe {engine}:VENV")
+        if not is_made:
+            _make(order)
+    version = _installed(folder, NEEDS[engine].build or engine).version
     target = f"kvcheck probe {engine}:{folder}{'' if device == CPU else ' --device cuda'}"
-    if _is_made(order):
-        say(f"{place}: made before; next: {target}")
+    if format_name == "json":
+        made = {"engine": engine, "version": version, "folder": str(folder)}
+        print_json({**made, "made_before": is_made, "next": target})
     else:
-        say(f"{folder}: {engine} {_make(order)}; next: {target}")
+        say(f"{place}: made before; next: {target}" if is_made else f"{folder}: {engine} {version}; next: {target}")
 
 
 def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
@@ -245,8 +254,7 @@ def _is_made(order: Order) -> bool:
     return is_made is True
 
 
-def _make(order: Order) -> str:
-    """Make the environment. Returns the version of the engine."""
+def _make(order: Order) -> None:
     folder, needs = order.folder, NEEDS[order.engine]
     if order.device == CUDA and (why := no_device()) is not None:
         raise UnknownVerdict(
@@ -288,7 +296,6 @@ def _make(order: Order) -> str:
     say(" imports")
     _check_imports(order)
     _mark(order, made=True)
-    return version
 
 
 def _mark(order: Order, *, made: bool) -> None:
@@ -392,7 +399,11 @@ def _site(folder: Path) -> Path:
 
 
 def _installed(folder: Path, name: str) -> metadata.Distribution:
-    return next(iter(metadata.distributions(name=name, path=[str(_site(folder))])))
+    places = [str(each) for each in folder.glob("lib/python*/site-packages")]
+    found = next(iter(metadata.distributions(name=name, path=places)), None)
+    if found is None:
+        raise UsageError(f"{folder}: expected {name} in it, found none; remove the folder and run the command again")
+    return found
 
 
 def _install(folder: Path, *arguments: str) -> None:

@@ -15,9 +15,7 @@ import os
 import re
 import signal
 import sys
-import time
 import traceback
-from types import FrameType
 from typing import Any, TextIO
 
 import typer
@@ -26,9 +24,9 @@ from typer.main import get_command
 
 from kvcheck import __version__
 from kvcheck.commands.command import CONTEXT, Command, write_examples
+from kvcheck.commands.interrupts import INTERRUPTED, NUMBERS, Interrupts
 from kvcheck.commands.settings import ALL_TYPED, COMMANDS_THAT_MOVED, check_settings, place_of
 from kvcheck.commands.terminal import complain, say
-from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
 from kvcheck.core.base.errors import (
     InternalError,
     KvcheckError,
@@ -93,12 +91,6 @@ PIPE_CLOSED = 141
 
 COMPLETING = "_KVCHECK_COMPLETE"
 """Set by a shell that completes a word."""
-INTERRUPTED = 130
-MAX_SIGNALS = 3
-"""The first one stops the run, a second one is ignored, this one ends the process at once; closing.py holds its own."""
-
-TELL_AFTER_S = 0.4
-
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.ENXIO})
 
 WRONG_TYPE = re.compile(
@@ -275,12 +267,9 @@ def main() -> None:
     if 1 in _open_missing_streams():
         complain("cannot write to stdout: it is closed; expected a file or terminal that takes the output")
         sys.exit(UsageError.exit_code)
-    handler = _Interrupts()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started us wants it ignored, as nohup does
-            signal.signal(number, handler)
+    Interrupts().install()
     code = run(sys.argv[1:])
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)  # the verdict stands; all that is left is to leave
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -288,36 +277,6 @@ def main() -> None:
         except OSError:
             _mute(stream)  # or the interpreter would exit with a code of its own
     sys.exit(code)
-
-
-class _Interrupts:
-    """Handler of SIGINT and SIGTERM: the first raises Interrupted, MAX_SIGNALS end the process.
-
-    During an import, a destructor or a garbage collector callback, Interrupted could be lost or abort the process: it
-    is raised afterwards, with a line after TELL_AFTER_S.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._tell_at: float | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
-        if self._count == 1:
-            self._tell_at = time.monotonic() + TELL_AFTER_S
-            self._end(number, frame)
-        if self._count >= MAX_SIGNALS:
-            os._exit(INTERRUPTED)
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        if would_be_lost(frame):
-            if self._tell_at is not None and time.monotonic() >= self._tell_at:
-                self._tell_at = None
-                complain("interrupted: it ends as soon as the libraries are loaded")
-            signal.signal(signal.SIGALRM, self._end)
-            signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
-            return
-        raise Interrupted
 
 
 def _open_missing_streams() -> list[int]:

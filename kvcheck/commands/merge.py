@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.closing import close
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, Out, Outputs, Reports, check_choice
+from kvcheck.commands.options import DEFAULT_OUT, Format, Out, Outputs, Reports
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.cells import lines_of
@@ -36,7 +36,6 @@ def merge(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    check_choice("--format", format_name, FORMATS)
     outputs = parse_outputs(output, format_name)
     if len(runs) < 2:
         raise UsageError(f"merge: expected two or more runs, got {len(runs)}; kvcheck report shows one")

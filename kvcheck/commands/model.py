@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvcheck.commands.command import CONTEXT, Command, group
+from kvcheck.commands.options import Format
 from kvcheck.commands.reference import reference
-from kvcheck.commands.terminal import say, say_fitting
+from kvcheck.commands.terminal import print_json, say, say_fitting
 from kvcheck.core.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_NODES = 4096
 MOST_TOKENS = 1 << 20
@@ -76,6 +80,7 @@ def make(
     ] = None,
     window: Window = None,
     top_k: TopK = None,
+    format_name: Format = "text",
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
     from kvcheck.core.model import FAMILIES
@@ -106,14 +111,28 @@ def make(
         kv_scale=kv_scale,
         window=min(family.window, length // 4) if window is None else window,
     )
-    known = write_model(parameters, out)
+    _print_made(write_model(parameters, out), out, format_name)
+
+
+def _print_made(known: KnownAnswers, out: Path, format_name: str) -> None:
+    made, folder = known.parameters, shlex.quote(str(out))
     size = sum((out / name).stat().st_size for name in known.files)
-    made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
-    say_fitting(f" made   {out}: {made}, digest {known.digest}")
-    folder = shlex.quote(str(out))
-    for label, (url, serve) in zip(("next", "or"), SERVERS.items(), strict=True):
-        say(f" {label:<6} {serve.format(folder=folder, length=min(SERVED, length))}")
-        say(f" then   kvcheck live {url} --known-answers {folder} --admin")
+    next_lines = [
+        {
+            "serve": serve.format(folder=folder, length=min(SERVED, made.length)),
+            "check": f"kvcheck live {url} --known-answers {folder} --admin",
+        }
+        for url, serve in SERVERS.items()
+    ]
+    if format_name == "json":
+        sizes = {"size_bytes": size, "parameters": made.to_json()}
+        print_json({"folder": str(out), "digest": known.digest, **sizes, "next": next_lines})
+        return
+    sizes_text = f"{made.layers} layers, {made.kv_heads} KV heads, {made.nodes} nodes, {size / 1e6:.1f} MB"
+    say_fitting(f" made   {out}: {made.family}, {sizes_text}, digest {known.digest}")
+    for label, line in zip(("next", "or"), next_lines, strict=True):
+        say(f" {label:<6} {line['serve']}")
+        say(f" then   {line['check']}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
@@ -123,6 +142,7 @@ def answer(
         Path, typer.Option(metavar="FILE", help="JSON list of token ids, as they are sent to the server.")
     ],
     tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
+    format_name: Format = "text",
 ) -> None:
     """Print the token ids that a right server answers, as a JSON list."""
     from kvcheck.core.model.alphabet import Alphabet
@@ -132,7 +152,11 @@ def answer(
     if not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"--tokens is from 1 to {MOST_TOKENS}; got {tokens}")
     known = read_model(folder)
-    say(json.dumps(list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))))
+    ids = list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))
+    if format_name == "json":
+        print_json({"digest": known.digest, "tokens": ids})
+    else:
+        say(json.dumps(ids))
 
 
 app.command("reference", cls=Command, context_settings=CONTEXT)(reference)

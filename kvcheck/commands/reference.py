@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands import server as of_server
-from kvcheck.commands.options import check_positive
+from kvcheck.commands.options import Format, check_positive
 from kvcheck.commands.server import DEFAULT_OWN_REQUESTS, Server
-from kvcheck.commands.terminal import cell_lines, complain, say
+from kvcheck.commands.terminal import cell_lines, complain, print_json, say
 from kvcheck.core.base.cells import OWN_MODEL
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
@@ -52,6 +52,7 @@ def reference(
     timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
     key_env: of_server.KeyEnv = None,
     allow_remote: of_server.AllowRemote = False,
+    format_name: Format = "text",
 ) -> None:
     """Keep what a server answers without reuse, with its noise, to compare other builds with."""
     check_address("URL", url)
@@ -78,6 +79,10 @@ def reference(
         write_text(folder / FILE, made.to_json())
     tokens = sum(len(each.answer.tokens) for each in kept)
     noise = max([*again.largest, *control.largest], default=0.0)
+    if format_name == "json":
+        of = {"engine": served.engine, "version": served.version, "requests": len(kept), "tokens": tokens}
+        print_json({"folder": str(folder), "digest": made.digest, **of, "noise": noise})
+        return
     say(f"kept {counted(len(kept), 'request')}, {counted(tokens, 'token')}, of {served.engine} {served.version or ''}")
     say(f"noise  {'none: equal bit for bit' if noise == 0.0 else f'at most {noise:.3g} nats'}")
     say(f"folder {folder}  digest {made.digest}")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn
 from kvcheck.commands.report import loaded, parse_outputs
 from kvcheck.commands.terminal import columns, complain, print_json, say
 from kvcheck.core.base.cells import is_of_server
@@ -42,7 +42,6 @@ def show(
     format_name: Format = "text",
     out: StoredIn = DEFAULT_OUT,
 ) -> int:
-    check_choice("--format", format_name, FORMATS)
     outputs = parse_outputs(output, format_name, known=(STORY_WRITERS,))
     path, record, number = _named(run, finding, out)
     found = _finding(record, number)

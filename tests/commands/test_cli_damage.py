@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from rigs.literal_record import FAILED, FOREIGN
 
-from kvcheck.commands import main as module
+from kvcheck.commands import interrupts
+from kvcheck.commands.interrupts import Interrupts, verdict_stands
 from kvcheck.commands.main import run
 from kvcheck.core.report import WRITERS, destinations
 from kvcheck.core.report.screen import cause_lines
@@ -151,7 +152,7 @@ def test_an_interrupt_within_a_long_import_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "long_import.py").write_text(
-        "import sys, time\nfrom kvcheck.commands.main import _Interrupts\n_Interrupts()(2, sys._getframe())\n"
+        "import sys, time\nfrom kvcheck.commands.interrupts import Interrupts\nInterrupts()(2, sys._getframe())\n"
         "for _ in range(30): time.sleep(0.02)\nDONE = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -169,13 +170,27 @@ def test_an_interrupt_within_a_long_import_is_answered(
 def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
-    handler = module._Interrupts()
+    handler = Interrupts()
     with pytest.raises(KeyboardInterrupt):
         handler(signal.SIGTERM, None)
     handler(signal.SIGINT, None)
     assert left == []
     handler(signal.SIGINT, None)
     assert left == [130]
+
+
+def test_an_interrupt_that_waits_for_an_import_does_not_outlive_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [signal.getsignal(number) for number in (*interrupts.NUMBERS, signal.SIGALRM)]
+    monkeypatch.setattr(interrupts, "would_be_lost", lambda frame: True)
+    try:
+        with verdict_stands():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+        assert [signal.getsignal(number) for number in interrupts.NUMBERS] == before[:2]
+    finally:
+        signal.signal(signal.SIGALRM, before[2])
 
 
 # Reports that cannot be made

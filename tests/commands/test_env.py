@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from fakes.engine import environment, interpreter
+from rigs.schemas import check_fits
 
 from kvcheck.commands import env as making
 from kvcheck.commands import terminal
@@ -269,9 +270,20 @@ def test_a_transfer_engine_needs_no_base(tmp_path: Path, shelf: Path, capsys: py
     files = {f"mooncake/{path.name}": path.read_text() for path in (FAKES / "_mooncake" / "mooncake").glob("*.py")}
     wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.0", files)
     folder = tmp_path / "env"
-    assert run(["env", "mooncake==0.9.0", str(folder)]) == 0, capsys.readouterr().err
-    assert "base with torch" not in capsys.readouterr().out
+    asked = ["env", "mooncake==0.9.0", str(folder)]
+    for is_made in (False, True):
+        assert run([*asked, "--format", "json"]) == 0, capsys.readouterr().err
+        printed = capsys.readouterr()
+        made = json.loads(printed.out)
+        check_fits(made, "commands", "env")
+        assert (made["made_before"], made["version"], made["folder"]) == (is_made, "0.9.0", str(folder))
+        assert "base with torch" not in printed.err and (f"environment in {folder}" in printed.err) is not is_made
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("env")] == ["env"]
+    (info,) = folder.glob("lib/python*/site-packages/mooncake_transfer_engine_*.dist-info")
+    shutil.rmtree(info)
+    assert run(asked) == 2
+    told = capsys.readouterr().err
+    assert "remove the folder" in told and told.count("\n") == 1
 
     files["mooncake/engine.py"] = "raise ImportError('libibverbs.so.1: cannot open shared object file')\n"
     wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.1", files)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from fakes.server import Fake
 from report.test_baseline import run as made
 from rigs.gate import of_this_build
+from rigs.known_answers import walk
 from rigs.literal_record import FOREIGN, STORY
+from rigs.own_engine import OwnEngine
 from rigs.schemas import check_fits, validator
+from rigs.server_runs import ALPHABET, PARAMETERS
 
 from kvcheck.commands import doctor
-from kvcheck.commands.main import run
+from kvcheck.commands.main import COMMANDS, command_named, run
 from kvcheck.core.run.store import RunStore
 
 OLD, NEW = "20260101-000000-aaaaaaaa", "20260102-000000-bbbbbbbb"
@@ -34,6 +39,11 @@ STORED = {
     "compare": ["compare", OLD, NEW, "--out", "OUT"],
     "gate": ["gate", NEW, "--out", "OUT"],
     "baseline show": ["baseline", "show", "OUT/known.toml"],
+    "baseline save": ["baseline", "save", NEW, "OUT/FORMAT.toml", *WHOSE, "--out", "OUT"],
+    "baseline accept": ["baseline", "accept", f"{NEW}#1", "OUT/FORMAT.toml", *WHOSE, "--out", "OUT"],
+    "baseline prune": ["baseline", "prune", "OUT/known.toml", NEW, "--out", "OUT"],
+    "model make": ["model", "make", "OUT/FORMAT", "--layers", "2", "--nodes", "64", "--length", "256"],
+    "model answer": ["model", "answer", "OUT/model", "--prompt", "OUT/ids.json"],
     "report": ["report", NEW, "-o", "md=OUT/a.md", "--out", "OUT"],
 }
 RUN = {
@@ -43,23 +53,34 @@ RUN = {
     "replay": ["replay", LINE, "--times", "2"],
     "shrink": ["shrink", LINE, "--runs", "40"],
 }
+SIZES = ("--requests", "8", "--concurrency", "2")
+SHORT = ("--prompt", "96", "--answer", "6")
+SERVED = {
+    "live": ["live", "URL", "prefix-cache", "--known-answers", "MODEL", "--schedules", "1", *SIZES, *SMALL],
+    "bench serve": ["bench", "serve", "URL", "--known-answers", "MODEL", "--rounds", "6", *SIZES, *SHORT, *SMALL],
+    "model reference": ["model", "reference", "URL", "OUT/FORMAT", "--seed", "1", *SIZES],
+}
 
 
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a green run, a red one, and a baseline that knows it."""
+def out(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a green run, a red one, a baseline that knows it, a model and a prompt."""
     monkeypatch.setattr(doctor, "why_unusable", lambda: None)  # it takes a process
     red = of_this_build(made(FOREIGN, replace(FOREIGN, buffer="latent")))
     rows = (replace(red.findings[0], id=f"{NEW}.1", story=STORY), replace(red.findings[1], id=f"{NEW}.2"))
     RunStore(tmp_path).save(replace(of_this_build(made()), run_id=OLD))
     RunStore(tmp_path).save(replace(red, run_id=NEW, findings=rows))
     assert run(["baseline", "save", NEW, str(tmp_path / "known.toml"), *WHOSE, "--out", str(tmp_path)]) == 0
+    (tmp_path / "model").symlink_to(model)
+    (tmp_path / "ids.json").write_text(json.dumps(walk(PARAMETERS, count=10)))
     return tmp_path
 
 
 def fits(command: str, words: list[str], out: Path, capsys: pytest.CaptureFixture[str]) -> list[object]:
     """Return the JSON of a command line, once it fits the schema; replay has one for each line."""
-    named = [word.replace("OUT", str(out)) for word in words]
+    named, again = (
+        [each.replace("OUT", str(out)).replace("FORMAT", name) for each in words] for name in ("json", "text")
+    )
     capsys.readouterr()
     code = run([*named, "--format", "json"])
     printed = capsys.readouterr().out
@@ -68,7 +89,7 @@ def fits(command: str, words: list[str], out: Path, capsys: pytest.CaptureFixtur
         check_fits(value, "commands", command)
         if isinstance(value, dict):
             assert value.get("exit_code", code) == code
-    assert values and run(named) == code
+    assert values and run(again) == code
     return values
 
 
@@ -88,6 +109,35 @@ def test_json_of_a_command_that_runs_schedules_fits_its_schema(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fits(name, RUN[name], out, capsys)
+
+
+@pytest.mark.schedules
+def test_json_of_merged_runs_fits_its_schema(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["stress", "retract-resume", "--shape", "llama-3-micro", "--schedules", "3", "--no-reports"]
+    for seed in ("1", "2"):
+        assert run([*shape, "--seed", seed, "--out", str(out / "runs")]) == 0
+    names = [path.name for path in (out / "runs").iterdir()]
+    assert fits("merge", ["merge", *names, "--no-reports", "--out", "OUT/runs"], out, capsys)
+
+
+@pytest.mark.usefixtures("no_waits")
+@pytest.mark.parametrize("name", SERVED)
+def test_json_about_a_server_fits_its_schema(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    is_known = name != "model reference"
+    engine = None if is_known else OwnEngine(pool=8192, token_s=0.0002)
+    with Fake(ALPHABET if is_known else None, "sglang", model=engine) as server:
+        words = [each.replace("URL", server.url).replace("MODEL", "OUT/model") for each in SERVED[name]]
+        assert fits(name, [*words, *(["--out", "OUT"] if is_known else [])], out, capsys)
+
+
+def test_each_command_has_the_option_and_an_entry() -> None:
+    leaves: dict[str, Any] = {}
+    for name in COMMANDS:
+        command = command_named(name)
+        below = getattr(command, "commands", None)
+        leaves |= {name: command} if below is None else {f"{name} {each}": sub for each, sub in below.items()}
+    assert [name for name, each in leaves.items() if "format_name" not in [row.name for row in each.params]] == []
+    assert set(leaves) == set(validator("commands").schema["$defs"])
 
 
 @pytest.mark.parametrize("command", ["compare", "show", "doctor", "stress", "gate", "report"])

@@ -16,7 +16,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.probes.changed import Change, changed_files, code_lines
+from kvcheck.core.probes.changed import Change, changed_files, code_lines, codes_of
 from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.line_map import FileRun, LineMap, load
@@ -38,7 +38,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_lines_of_functions_are_told_from_others(package: Path) -> None:
-    assert code_lines(package / "a.py") == ({5, 6, 8}, {1, 4})
+    assert code_lines(codes_of(package / "a.py")) == ({5, 6, 8}, {1, 4})
     assert from_ranges(as_ranges({1, 2, 3, 7})) == {1, 2, 3, 7} and as_ranges({1, 2, 3, 7}) == "1-3,7"
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rigs.schemas import check_fits
 
 from kvcheck.commands.main import run
 from kvcheck.commands.probes import pass_lines
@@ -123,7 +124,9 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MC_STAND_IN", "early")  # of the shell: the plan does not name it
-    assert stress(place, tmp_path / "a", "landing.frozen")[0] == 4  # one schedule is too few for a pass
+    printed = ("--format", "json")
+    assert stress(place, tmp_path / "a", "landing.frozen", *printed)[0] == 4  # one schedule is too few for a pass
+    check_fits(json.loads(capsys.readouterr().out), "commands", "probe")
     given = ("--env", "MC_STAND_IN=early", "--env", "MC_X=1")
     code, record = stress(place, tmp_path / "b", "landing.frozen", *given)
     assert code == 1

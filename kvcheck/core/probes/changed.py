@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -127,7 +127,8 @@ def _hunks(diff: str) -> dict[str, list[tuple[int, int]]]:
 
 
 def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -> ChangedFile:
-    inside, outside = code_lines(folder / name)
+    codes = codes_of(folder / name)
+    inside, outside = code_lines(codes)
     lines = sorted(inside | outside)
     parts: set[tuple[int, ...]] = {(line,) for line in inside} if hunks is None else set()
     for first, count in hunks or ():
@@ -140,20 +141,21 @@ def _changed(folder: Path, name: str, hunks: Sequence[tuple[int, int]] | None) -
             around = tuple(lines[max(0, before - 1) : before] + lines[end : end + 1])
             parts |= {around} if around else set()
     held = set[int]().union(*parts) if hunks is not None else set()
+    changed = [code for code in codes if code.co_flags & inspect.CO_OPTIMIZED and held & _lines(code)]
     return ChangedFile(
         name=name,
         parts=frozenset(parts),
         outside=frozenset(outside),
         is_whole=hunks is None,
-        functions=tuple(dict.fromkeys(of for of, code in _functions(folder / name) if held & _lines(code))),
+        functions=tuple(dict.fromkeys(code.co_qualname.partition(".<")[0] for code in changed)),
     )
 
 
-def code_lines(path: Path) -> tuple[set[int], set[int]]:
-    """Return lines with code in functions, and those outside. Raises UsageError."""
+def code_lines(codes: Iterable[CodeType]) -> tuple[set[int], set[int]]:
+    """Return lines with code in functions, and those outside."""
     inside: set[int] = set()
     outside: set[int] = set()
-    for code in _codes(path):
+    for code in codes:
         if code.co_flags & inspect.CO_OPTIMIZED:
             inside |= _lines(code)
         else:
@@ -161,24 +163,17 @@ def code_lines(path: Path) -> tuple[set[int], set[int]]:
     return inside, outside - inside
 
 
-def _functions(path: Path) -> Iterator[tuple[str, CodeType]]:
-    """Yield the names of functions, and the code of each or of one inside it."""
-    for code in _codes(path):
-        if code.co_flags & inspect.CO_OPTIMIZED:
-            yield code.co_qualname.partition(".<")[0], code
-
-
-def _codes(path: Path) -> Iterator[CodeType]:
+def codes_of(path: Path) -> list[CodeType]:
+    """Return the code of a file, and of all inside it. Raises UsageError."""
     try:
-        left = [compile(path.read_bytes(), str(path), "exec")]
+        found = [compile(path.read_bytes(), str(path), "exec")]
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path}: cannot be compiled: {error}") from error
     except OSError as error:
         raise UsageError(f"{path}: {why_unread(error)}") from error
-    while left:
-        code = left.pop()
-        left += [each for each in code.co_consts if isinstance(each, CodeType)]
-        yield code
+    for code in found:  # it grows
+        found += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return found
 
 
 def _lines(code: CodeType) -> set[int]:
