@@ -98,6 +98,12 @@ def surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         pytest.fail(f"this test needs the marker {'; '.join(done)}")
 
 
+@pytest.fixture
+def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands look for no smaller schedule, for up to 20 s; tests/commands/test_stories_of_runs.py is about that."""
+    monkeypatch.setattr("kvcheck.commands.stories.look_for_smaller", lambda *_: None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """From the first fixture on, processes are forked where a test may have some, and refused where it may not."""

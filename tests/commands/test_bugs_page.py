@@ -82,6 +82,7 @@ def test_its_mutants_and_scripts_exist(letter: str) -> None:
     assert ("findings/" in SECTIONS[letter]) != (letter == "d"), "no release has bug d"
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 @pytest.mark.parametrize("letter", LETTERS)
 def test_red_command_exits_1_with_the_code_that_the_page_names(

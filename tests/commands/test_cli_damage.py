@@ -200,6 +200,7 @@ BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--
 BROKEN += ["--requests", "12"]
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 def test_a_report_that_fails_after_the_run_leaves_the_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -221,6 +222,7 @@ def test_a_report_that_fails_after_the_run_leaves_the_finding(
     assert (record["complete"], record["exit_code"], len(record["warnings"])) == (True, 1, 1)
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 @pytest.mark.parametrize("library", ["jinja2", "pandas", "matplotlib"])
 def test_a_missing_library_keeps_the_verdict(

@@ -30,6 +30,7 @@ def test_a_run_whose_time_was_too_short_is_unknown_and_says_what_is_left(kvcheck
     assert row.coverage is not None and row.coverage.scope is None and row.reason
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 def test_a_mutant_is_found_and_its_line_replays(kvcheck: Commands) -> None:
     words = ("--mutant", "load-without-pin", "--shape", "llama-3-micro", "--strategy", "answers:1", "--seed", "1")

@@ -42,6 +42,7 @@ def full_disk() -> Iterator[None]:
         sys.dont_write_bytecode = kept
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.processes
 @pytest.mark.schedules
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -91,6 +92,7 @@ def broken_writer(*_: object) -> None:
     raise ZeroDivisionError("a writer of ours is wrong")
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 @pytest.mark.parametrize(("command", "code"), [(SMALL, 0), (BROKEN, 1)])
 def test_reports_that_break_change_no_verdict(
@@ -107,6 +109,7 @@ def test_reports_that_break_change_no_verdict(
     assert len([*tmp_path.glob("*/report.html")]) == 1
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 @pytest.mark.parametrize(("command", "code"), [(SMALL, 0), (BROKEN, 1)])
 def test_a_saved_record_keeps_its_code_where_the_warnings_cannot_be_added(

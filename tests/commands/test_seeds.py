@@ -135,7 +135,7 @@ def test_another_plan_or_another_build_is_not_gone_on_with(tmp_path: Path, capsy
 @pytest.mark.processes(starts=True)
 @pytest.mark.parametrize("who", ["parent", "worker"])
 def test_a_kill_loses_no_batch_that_had_ended(tmp_path: Path, who: str, whole: Callable[[int], object]) -> None:
-    words = [*SMALL, "--seeds", "1-6", "--jobs", "2"]
+    words = [*SMALL, "--seeds", "1-4", "--jobs", "2"]
     with begun(tmp_path, words) as parent:
         os.kill(parent.pid if who == "parent" else children_of(parent.pid)[0], signal.SIGKILL)
         parent.communicate(timeout=300)
@@ -147,7 +147,7 @@ def test_a_kill_loses_no_batch_that_had_ended(tmp_path: Path, who: str, whole: C
         assert (newest(tmp_path) / LEDGER).read_text().startswith(done), "no batch that had ended ran again"
     else:
         assert parent.returncode == 0, "the batch of the dead worker ran again"
-    assert without_time(read_record(newest(tmp_path))) == whole(6)
+    assert without_time(read_record(newest(tmp_path))) == whole(4)
 
 
 @pytest.mark.schedules
@@ -225,14 +225,14 @@ def workers_of(pid: int) -> list[int]:
 def test_over_ray_a_killed_worker_loses_nothing_and_the_record_is_the_same(
     tmp_path: Path, whole: Callable[[int], object]
 ) -> None:
-    with begun(tmp_path, [*SMALL, "--seeds", "1-6", "--jobs", "2", "--ray", "local"]) as driver:
+    with begun(tmp_path, [*SMALL, "--seeds", "1-4", "--jobs", "2", "--ray", "local"]) as driver:
         assert poll(lambda: bool(workers_of(driver.pid)), 60)
         os.kill(workers_of(driver.pid)[0], signal.SIGKILL)
         printed, complained = driver.communicate(timeout=500)
     assert driver.returncode == 0, complained
     assert printed.splitlines()[0].startswith("kvcheck ") and printed.splitlines()[-1] == " exit 0"
     assert "raylet" not in printed, "what Ray prints goes to stderr"
-    assert without_time(read_record(newest(tmp_path))) == whole(6)
+    assert without_time(read_record(newest(tmp_path))) == whole(4)
 
 
 def test_without_ray_it_is_unknown(

@@ -25,7 +25,7 @@ RUNS = {
     "other": f"{SMALL.replace('--seed 1', '--seed 2')} --schedules 3",
 }
 COMMANDS = {
-    **{name: (command, code) for (name, command), code in zip(RUNS.items(), (0, 1, 4, 0), strict=True)},
+    **{name: (command, code) for (name, command), code in zip([*RUNS.items()][:3], (0, 1, 4), strict=True)},
     "show": ("show red 1 --out red", 0),
     "replay": ("replay red/run.json#1", 1),
     "shrink": ("shrink red/run.json#1", 1),

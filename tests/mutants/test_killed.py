@@ -111,6 +111,7 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     assert (again.digest, again.divergence) == (outcome.digest, None), "the line is the run"
 
 
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.schedules
 @pytest.mark.parametrize("name", sorted({mutant(name).bug: name for name in MUTANTS}.values()))
 def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(

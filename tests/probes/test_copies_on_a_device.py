@@ -43,35 +43,35 @@ RETRACT_FAULTS = {"save-overtakes": "request 4's bytes", "restore-overtakes": "r
 """Fault -> whose bytes the request gets: of whoever had its pages before, or those that it got."""
 
 
-@pytest.fixture(scope="module")
-def copies(fake: Path) -> dict[str, list[Reply]]:
-    return replies(fake, FLAG, "host-copy.nsa-direct", SCHEDULES, (GOOD, *COPY_FAULTS, "waits-on-load"))
+def copies(fake: Path, fault: str) -> list[Reply]:
+    return replies(fake, FLAG, "host-copy.nsa-direct", SCHEDULES, (fault,))[fault]
 
 
-@pytest.fixture(scope="module")
-def retractions(fake: Path) -> dict[str, list[Reply]]:
-    return replies(fake, FLAG, "retract.nsa", 2, (GOOD, *RETRACT_FAULTS, "index-lost"))
+def retractions(fake: Path, fault: str) -> list[Reply]:
+    return replies(fake, FLAG, "retract.nsa", 2, (fault,))[fault]
 
 
 @pytest.mark.processes
-def test_right_copies_pass_while_each_is_held_and_no_watchdog_ends_a_hold(copies: dict[str, list[Reply]]) -> None:
-    for reply in copies[GOOD]:
+def test_right_copies_pass_while_each_is_held_and_no_watchdog_ends_a_hold(fake: Path) -> None:
+    good = copies(fake, GOOD)
+    for reply in good:
         assert (reply.findings, reply.unknown, reply.stubs) == ((), None, ())
         assert reply.notes[-1] == HELD and reply.notes[0].startswith("compiled copies: ")
         assert reply.evidence.orderings_checked and {"kv_buffer", "index_k"} <= set(reply.evidence.words_verified)
-    assert any("transfer_kv_all_layer_direct_lf_pf" in note for note in copies[GOOD][1].notes)
+    assert any("transfer_kv_all_layer_direct_lf_pf" in note for note in good[1].notes)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fault", COPY_FAULTS)
-def test_a_wrong_copy_is_found_on_a_device(copies: dict[str, list[Reply]], fault: str) -> None:
-    assert {each.code for reply in copies[fault] for each in reply.findings} & COPY_FAULTS[fault]
-    assert not any(reply.unknown for reply in copies[fault])
+def test_a_wrong_copy_is_found_on_a_device(fake: Path, fault: str) -> None:
+    said = copies(fake, fault)
+    assert {each.code for reply in said for each in reply.findings} & COPY_FAULTS[fault]
+    assert not any(reply.unknown for reply in said)
 
 
 @pytest.mark.processes
-def test_a_schedule_whose_hold_the_watchdog_ended_is_no_pass(copies: dict[str, list[Reply]]) -> None:
-    for reply in copies["waits-on-load"]:
+def test_a_schedule_whose_hold_the_watchdog_ended_is_no_pass(fake: Path) -> None:
+    for reply in copies(fake, "waits-on-load"):
         assert (reply.findings, reply.unknown) == ((), "not exercised: orderings_checked")
         assert "not exercised: the orders of a try, as the watchdog ended a hold of it" in reply.notes
         assert reply.evidence.words_verified
@@ -91,16 +91,16 @@ def test_an_environment_without_compiled_copies_is_no_pass_and_says_what_to_do(f
 
 
 @pytest.mark.processes
-def test_a_request_that_waits_for_the_batches_at_work_passes(retractions: dict[str, list[Reply]]) -> None:
-    for reply in retractions[GOOD]:
+def test_a_request_that_waits_for_the_batches_at_work_passes(fake: Path) -> None:
+    for reply in retractions(fake, GOOD):
         assert (reply.findings, reply.unknown, reply.notes) == ((), None, (HELD,))
         assert reply.evidence.orderings_checked == 2
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fault", RETRACT_FAULTS)
-def test_a_save_or_restore_that_overtakes_a_batch_is_found(retractions: dict[str, list[Reply]], fault: str) -> None:
-    for reply in retractions[fault]:
+def test_a_save_or_restore_that_overtakes_a_batch_is_found(fake: Path, fault: str) -> None:
+    for reply in retractions(fake, fault):
         assert {each.buffer for each in reply.findings} == {"kv_buffer", "index_k"}
         for found in reply.findings:
             assert (found.code, found.lane) == ("KV201", "overlap") and RETRACT_FAULTS[fault] in found.message
@@ -108,8 +108,8 @@ def test_a_save_or_restore_that_overtakes_a_batch_is_found(retractions: dict[str
 
 
 @pytest.mark.processes
-def test_what_is_lost_while_nothing_is_at_work_is_no_matter_of_order(retractions: dict[str, list[Reply]]) -> None:
-    for reply in retractions["index-lost"]:
+def test_what_is_lost_while_nothing_is_at_work_is_no_matter_of_order(fake: Path) -> None:
+    for reply in retractions(fake, "index-lost"):
         assert reply.findings and all(each.condition is None for each in reply.findings)
         assert "KV201" not in {each.code for each in reply.findings}
 

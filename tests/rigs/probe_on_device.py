@@ -6,6 +6,7 @@ python -m rigs.probe_on_device ENVIRONMENT HOW PROBE.SUBJECT SCHEDULES FAULT... 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ def replies(environment: Path, how: str, shape: str, schedules: int, faults: Seq
     done = subprocess.run(
         [sys.executable, "-m", "rigs.probe_on_device", environment, how, shape, str(schedules), *faults],
         cwd=TESTS,
-        env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},  # one thread each, as tests have: conftest.py
         capture_output=True,
         text=True,
         timeout=900,

@@ -56,7 +56,8 @@ def test_faults_that_are_left_out_do_not_happen(scenario: str) -> None:
     if scenario == "pd-transfer":
         assert counted("transfers")[Faulted] > 0 and counted("aborts")[Faulted] == 0
     if scenario == "hicache":
-        assert counted(STORE)[Damaged] > 0 == counted(STORE)[Aborted]
+        stored = counted(STORE)
+        assert stored[Damaged] > 0 == stored[Aborted]
 
 
 def test_bounds_stand_in_the_line() -> None:
