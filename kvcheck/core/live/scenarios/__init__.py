@@ -1,4 +1,4 @@
-"""Scenarios of running servers: a file and a row for each.
+"""Scenarios of running servers: a function and a row for each.
 
 Invariants:
 - A name means the same situation here and in core/stress/scenarios.
@@ -17,27 +17,27 @@ LIVE_SCENARIOS: Registry[ServerScenario] = Registry(
     "scenario of a running server",
     {
         "prefix-cache": (
-            "kvcheck.core.live.scenarios.prefix_cache:PREFIX_CACHE",
+            "kvcheck.core.live.scenarios.prefixes:PREFIX_CACHE",
             "Requests share prefixes that end inside pages, continue conversations, and come back after others.",
         ),
         "retract-resume": (
-            "kvcheck.core.live.scenarios.retract_resume:RETRACT_RESUME",
+            "kvcheck.core.live.scenarios.pressure:RETRACT_RESUME",
             "More long answers at a time than the pool holds, so that requests are retracted and resumed.",
         ),
         "hicache": (
-            "kvcheck.core.live.scenarios.hicache:HICACHE",
+            "kvcheck.core.live.scenarios.prefixes:HICACHE",
             "Prefixes are evicted from the device by others and asked for again, from the host or storage tier.",
         ),
         "pd-transfer": (
-            "kvcheck.core.live.scenarios.pd_transfer:PD_TRANSFER",
+            "kvcheck.core.live.scenarios.prefixes:PD_TRANSFER",
             "A prefill server computes prompts of many lengths, and a decode server answers from the moved cache.",
         ),
         "aborts": (
-            "kvcheck.core.live.scenarios.aborts:ABORTS",
+            "kvcheck.core.live.scenarios.pressure:ABORTS",
             "Requests are aborted at drawn moments, by call and by closed connections, and sent again, beside others.",
         ),
         "priority": (
-            "kvcheck.core.live.scenarios.priority:PRIORITY",
+            "kvcheck.core.live.scenarios.pressure:PRIORITY",
             "Requests of high priority arrive while many of low priority run, in less memory than all need.",
         ),
     },
