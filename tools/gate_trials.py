@@ -38,7 +38,7 @@ from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Overhead, Rules, decide
 from kvcheck.core.report.gate.result import gated_rows
-from kvcheck.core.run.identity import environment, tool
+from kvcheck.core.run.session import environment, tool
 
 TRIALS = 10
 MOST_TRIALS = 1000

@@ -19,7 +19,15 @@ import typer
 
 from kvcheck.commands import server as of_server
 from kvcheck.commands.asked import Asked
-from kvcheck.commands.bench import DEFAULT_MAX_TIME_S, DEFAULT_ROUNDS, ROUNDS_LEAST, MaxTime, Precision, Rounds
+from kvcheck.commands.bench import (
+    DEFAULT_MAX_TIME_S,
+    DEFAULT_ROUNDS,
+    ROUNDS_LEAST,
+    MaxTime,
+    Precision,
+    PriceTable,
+    Rounds,
+)
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     Format,
@@ -31,7 +39,6 @@ from kvcheck.commands.options import (
     draw_seed,
     identity,
 )
-from kvcheck.commands.price_lines import PriceTable
 from kvcheck.commands.server import DEFAULT_REQUESTS, Server, facts_of, known_answers
 from kvcheck.commands.terminal import cell_lines, columns, complain
 from kvcheck.core.base.errors import UsageError

@@ -13,10 +13,9 @@ from pathlib import Path
 from kvcheck.commands.terminal import complain, passing
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.probes.changed import Change, changed_files
+from kvcheck.core.probes.changed import Change, changed_files, file_of, load
 from kvcheck.core.probes.frame.lines_run import from_ranges
 from kvcheck.core.probes.installed import ENGINES
-from kvcheck.core.probes.line_map import file_of, load
 from kvcheck.core.probes.runner import ProbeRunner
 from kvcheck.core.run.plan import Plan
 

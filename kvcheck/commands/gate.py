@@ -60,7 +60,7 @@ from kvcheck.core.report.gate.result import (
 )
 from kvcheck.core.report.gate.text import HEADINGS, NARROWEST, cells, decision_text, sections
 from kvcheck.core.report.wording import LABEL, fitted, folded, labelled, wrapped
-from kvcheck.core.run.identity import environment, tool
+from kvcheck.core.run.session import environment, tool
 from kvcheck.core.run.store import check_writable, find_run
 
 DEFAULT_MAX_TIME_S = 60.0

@@ -23,8 +23,7 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
-from kvcheck.core.run.line import MAX_DIGITS
-from kvcheck.core.run.plan import MOST_SCHEDULES, Plan, parse_ranks
+from kvcheck.core.run.plan import MAX_DIGITS, MOST_SCHEDULES, Plan, parse_ranks
 
 if TYPE_CHECKING:
     from kvcheck.core.probes.runner import ProbeRunner

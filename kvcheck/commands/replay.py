@@ -4,11 +4,16 @@ Invariants:
 - FIXED needs a judged run that followed the recorded path, if any. A line without an expected finding is CLEAN.
 - A finding is printed even if something else went wrong.
 - On a device, only wrong bytes under imposed delays reproduce a finding, and FIXED is never printed.
+- The first requests are the line's. Later ones make the same situation in other words, since the server may have cached
+  the first.
+- A server is not deterministic: a line that does not fail again is UNKNOWN and never fixed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain, groupby
@@ -19,10 +24,10 @@ import typer
 
 from kvcheck.commands import server as of_server
 from kvcheck.commands.held import Replayed, replay_held
-from kvcheck.commands.live_replay import replay_sent
 from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive, command_line
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
+from kvcheck.commands.server import Server, known_answers
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import print_json, say, say_fitting
 from kvcheck.core.base.cells import kind_of
@@ -31,6 +36,9 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan, OwnPlan, is_live_line, is_own_line, parse_live_line, parse_own_line
+from kvcheck.core.live.own.runner import OwnRunner
+from kvcheck.core.live.runner import LiveRunner, RoundResult
+from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.report.story_text import has_story
 from kvcheck.core.report.view import verdicts_text
 from kvcheck.core.report.wording import FINDING, PROOF, SMALL, replay_line, small_line, whole_proof_line
@@ -39,7 +47,10 @@ from kvcheck.core.run.store import find_run, is_stored
 from kvcheck.core.run.turns import CellTask, Limit, Report
 
 if TYPE_CHECKING:
+    from kvcheck.core.model.folder import KnownAnswers
     from kvcheck.core.probes.runner import ProbeRunner
+
+NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
 
 
 def replay(
@@ -274,3 +285,73 @@ def lines_of(what: str, out: Path, *, is_smaller_better: bool = False) -> list[s
     if not lines:
         raise UsageError(f"run {record.run_id} has no findings to replay; its verdict is {record.verdict.value}")
     return lines
+
+
+def replay_sent(plan: LivePlan | OwnPlan, times: int, server: Server) -> Replayed:
+    """Send the requests of a line again. Raises UsageError."""
+    known = None if isinstance(plan, OwnPlan) else _model(Path(plan.known_answers))
+    client = dataclasses.replace(server, url=plan.target, decode=plan.decode, api=plan.engine).client(known)
+    served, timeout_s = server.describe(client), server.timeout_s
+    results: list[RoundResult] = []
+    for attempt in range(times):
+        names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
+        sent = dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))
+        if isinstance(sent, OwnPlan):
+            own = OwnRunner(
+                client, vocabulary=sent.vocabulary, rounds=times, requests=sent.requests, timeout_s=timeout_s
+            )
+            own.begin(served, names=secrets.randbelow(1 << 32))
+            results.append(own.run(sent))
+        else:
+            assert known is not None, "a line of a model whose answers are known"
+            is_first, alphabet = attempt == 0, Alphabet(known.parameters)
+            live = LiveRunner(
+                client, alphabet, timeout_s=timeout_s, is_replay=is_first, is_balanced=bool(server.metrics)
+            )
+            live.begin(served, names=secrets.randbelow(1 << 32))
+            results.append(live.run(sent))
+        if results[-1].is_over:
+            break
+    return _told(plan, results, is_forced=server.admin or not plan.admin)
+
+
+def _model(folder: Path) -> KnownAnswers:
+    if not folder.is_absolute() and not folder.exists():
+        raise UsageError(
+            f"the line names the model by known-answers={folder}, and here is no such folder; replay it in the "
+            "folder where the run was started, or write the whole path into the line"
+        )
+    return known_answers(folder)
+
+
+def _told(plan: RoundPlan, results: list[RoundResult], *, is_forced: bool) -> Replayed:
+    failed = [result for result in results if result.findings]
+    notes = [f"   {NOT_DETERMINISTIC}"]
+    if not is_forced:
+        notes.append("   retractions on demand were left out: they need --admin here too")
+    if failed:
+        first = failed[0].findings[0]
+        codes = Counter(found.code for result in failed for found in _first_of_each(result.findings))
+        each_code = ", ".join(f"{code} {count}" for code, count in sorted(codes.items()))
+        lines = [
+            f" STILL FAILS {len(failed)}/{len(results)}  {plan.cell}: {first.code} {first.message}",
+            f"   runs with each code: {each_code}",
+            *notes,
+        ]
+        return Replayed(Verdict.FAIL, _agreed(results), lines)
+    judged = sum(result.evidence.observed.get("token", 0) for result in results)
+    reasons = list(dict.fromkeys(reason for result in results for reason in result.reasons))
+    why = f"; {reasons[0]}" if reasons else ""
+    lines = [
+        f" NOT REPRODUCED 0/{len(results)}  {plan.cell}: {counted(judged, 'token')} judged, none wrong{why}",
+        *notes,
+    ]
+    return Replayed(Verdict.UNKNOWN, _agreed(results), lines)
+
+
+def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
+    return list({found.code: found for found in reversed(findings)}.values())
+
+
+def _agreed(results: list[RoundResult]) -> int:
+    return sum(bool(result.findings) == bool(results[0].findings) for result in results)

@@ -25,8 +25,7 @@ from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.screen import in_fields
 from kvcheck.core.run.cell import ScheduleCell
-from kvcheck.core.run.line import MAX_DIGITS
-from kvcheck.core.run.plan import ANSWERS, Plan
+from kvcheck.core.run.plan import ANSWERS, MAX_DIGITS, Plan
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import RunStore
 from kvcheck.core.run.turns import CellTask, Limit, Report

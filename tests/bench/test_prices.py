@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rigs.literal_record import PASSED
 
-from kvcheck.commands.price_lines import PriceTable, price_cells
+from kvcheck.commands.bench import PriceTable, price_cells
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report import WRITERS
 from kvcheck.core.report.charts import curves

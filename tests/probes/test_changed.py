@@ -16,10 +16,9 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.probes.changed import Change, changed_files, code_lines, codes_of
+from kvcheck.core.probes.changed import Change, FileRun, LineMap, changed_files, code_lines, codes_of, load
 from kvcheck.core.probes.frame.lines_run import as_ranges, from_ranges
 from kvcheck.core.probes.frame.wire import Ask, Reply
-from kvcheck.core.probes.line_map import FileRun, LineMap, load
 from kvcheck.core.probes.runner import ProbeRunner
 from kvcheck.core.run.plan import Plan, parse_line
 

@@ -23,7 +23,7 @@ from kvcheck.core.base.record import (
 from kvcheck.core.base.rounds import floor_of, ratio_interval
 from kvcheck.core.bench.measure import machine
 from kvcheck.core.report.gate.judge import BudgetedRow, Measurement, Overhead, Rules, StoredRow, decide
-from kvcheck.core.run.identity import environment, tool
+from kvcheck.core.run.session import environment, tool
 
 ONE = Interval(1.0, 1.0, 1.0)
 STEPS = tuple(step / 1000 for step in range(-7, 8))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvcheck.core.base.cells import KNOWN_ANSWERS, OWN_MODEL, UNNAMED_SERVER, is_own_model, keys_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-from kvcheck.core.run.line import LineCodec
+from kvcheck.core.run.plan import LineCodec
 
 MOST_REQUESTS, MOST_CONCURRENCY = 100_000, 4096
 USUAL_IDS = 1000

@@ -22,8 +22,8 @@ from kvcheck.core.base.record import RunRecord
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report import cards, one_file, prices, situation_matrix, story_text, view
 from kvcheck.core.report.charts import cost_svg, curves, story_svg
-from kvcheck.core.report.server_section import ARM_COLUMNS, server_view
 from kvcheck.core.report.templates import asset, filled
+from kvcheck.core.report.view import ARM_COLUMNS, server_view
 from kvcheck.core.report.wording import replay_line
 from kvcheck.core.run.store import write_text
 

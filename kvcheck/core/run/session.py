@@ -9,18 +9,22 @@ Invariants:
 from __future__ import annotations
 
 import os
+import platform
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
+from kvcheck import __version__
 from kvcheck.core.base.cells import is_engine, keys_of, lines_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.identity import MOONCAKE_BUILDS, code_digest
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
     LEFT_OUT,
@@ -35,7 +39,6 @@ from kvcheck.core.base.record import (
 )
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.run.cell import ScheduleCell
-from kvcheck.core.run.identity import environment, new_run_id, tool
 from kvcheck.core.run.plan import BUILTIN
 from kvcheck.core.run.store import RunStore
 from kvcheck.core.run.turns import Report
@@ -249,3 +252,30 @@ class Session:
 
     def detail(self, text: str = "") -> None:
         self.teller.detail(text)
+
+
+def new_run_id() -> str:
+    """Date, time and eight random hex digits: ids sort by time."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+
+
+def tool() -> dict[str, str]:
+    return {"name": "kvcheck", "version": __version__}
+
+
+def environment() -> dict[str, object]:
+    versions: dict[str, str | None] = {}
+    for name in ("torch", "numpy", "triton", *MOONCAKE_BUILDS):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    if found := [name for name in MOONCAKE_BUILDS if versions[name] is not None]:  # builds of one library
+        versions = {name: version for name, version in versions.items() if name not in MOONCAKE_BUILDS or name in found}
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+    }

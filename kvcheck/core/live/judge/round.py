@@ -8,16 +8,19 @@ from collections.abc import Iterator, Sequence
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import (
+    BOUND,
     WrongKind,
     after_abort,
+    at_least,
     broken_off,
     first_wrong,
+    is_failed_lookup,
     kind_of_wrong,
     unjudged_reason,
+    unless_by_chance,
     wrong_length,
     wrong_set_up,
 )
-from kvcheck.core.live.judge.chance import BOUND, at_least, is_failed_lookup, unless_by_chance
 from kvcheck.core.live.judge.faults import Named
 from kvcheck.core.live.judge.place import lists, named, ranked, suspects
 from kvcheck.core.live.judge.steps import SentPrompts, Step, longest_shared, made, packed, shared, steps
