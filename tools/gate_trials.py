@@ -34,7 +34,7 @@ from kvcheck.core.bench.arms import Arm, ArmComparison, Maker, Point
 from kvcheck.core.bench.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
 from kvcheck.core.bench.measure import machine
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.bench.run import BenchPlan
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Overhead, Rules, decide
 from kvcheck.core.report.gate.result import gated_rows

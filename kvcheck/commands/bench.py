@@ -32,7 +32,7 @@ from kvcheck.core.run.cell import decided
 from kvcheck.core.run.session import Session
 
 if TYPE_CHECKING:
-    from kvcheck.core.bench.plan import BenchPlan
+    from kvcheck.core.bench.run import BenchPlan
 
 DEFAULT_SHAPE = "glm-5.1"
 DEFAULT_MAX_TIME_S = 300.0
@@ -72,15 +72,7 @@ def bench(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    asked = Asked(
-        argv=ctx.obj,
-        seed=seed,
-        max_time=max_time,
-        out=out,
-        output=output,
-        format_name=format_name,
-        reports=reports,
-    )
+    asked = Asked.of(ctx)
     if SERVE in (cases or ()):
         raise UsageError(f"bench: {SERVE} is a command of its own; expected kvcheck bench {SERVE} URL")
     if rounds < LEAST_ROUNDS:
@@ -113,7 +105,7 @@ def _plan(
     """Return the checked plan. Raises UsageError, and UnknownVerdict if the device is missing."""
     from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
-    from kvcheck.core.bench.plan import BenchPlan
+    from kvcheck.core.bench.run import BenchPlan
 
     plan = BenchPlan(
         cases=tuple(dict.fromkeys(cases or CASES.names())),

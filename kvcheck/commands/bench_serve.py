@@ -107,15 +107,7 @@ def bench_serve(
     reports: Reports = True,
 ) -> int:
     server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
-    asked = Asked(
-        argv=ctx.obj,
-        seed=seed,
-        max_time=max_time,
-        out=out,
-        output=output,
-        format_name=format_name,
-        reports=reports,
-    )
+    asked = Asked.of(ctx)
     _check(url, versus, load_kind, precision=precision, rounds=rounds)
     model = known_answers(known)
     drawn = draw_seed() if seed is None else seed

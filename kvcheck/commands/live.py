@@ -111,31 +111,18 @@ def live(
 ) -> int:
     check_subject("live", (url, *(scenarios or ())))
     check_address("URL", url)
-    asked = LiveRun(
-        argv=ctx.obj,
-        server=Server(
-            url=url,
-            decode=decode,
-            api=api,
-            metrics=tuple(metrics or ()),
-            timeout_s=timeout,
-            key_env=key_env,
-            admin=admin,
-            allow_remote=allow_remote,
-        ),
-        scenarios=tuple(scenarios or ()),
-        schedules=schedules,
-        requests=requests,
-        concurrency=concurrency,
-        max_time=max_time,
-        seed=seed,
-        required=parse_requirements(require or []),
-        out=out,
-        output=output,
-        format_name=format_name,
-        reports=reports,
-        verbose=verbose,
+    server = Server(
+        url=url,
+        decode=decode,
+        api=api,
+        metrics=tuple(metrics or ()),
+        timeout_s=timeout,
+        key_env=key_env,
+        admin=admin,
+        allow_remote=allow_remote,
     )
+    required = parse_requirements(require or [])
+    asked = LiveRun.of(ctx, server=server, scenarios=tuple(scenarios or ()), required=required)
     if own_model and known is not None:
         raise UsageError(
             "--own-model and --known-answers: expected one of both; a known-answer model needs no comparison with noise"

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.closing import close
+from kvcheck.commands.asked import close
 from kvcheck.commands.options import DEFAULT_OUT, Format, Out, Outputs, Reports
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.terminal import Terminal

@@ -91,20 +91,7 @@ def probe(
     from kvcheck.core.probes.runner import engine_env
     from kvcheck.core.run.runners import row_of
 
-    asked = CellRun(
-        argv=ctx.obj,
-        schedules=schedules,
-        min_schedules=min_schedules,
-        max_time=max_time,
-        seed=seed,
-        out=out,
-        output=output,
-        format_name=format_name,
-        resume=resume,
-        reports=reports,
-        verbose=verbose,
-        fails_on_conditional=fail_on_conditional,
-    )
+    asked = CellRun.of(ctx, fails_on_conditional=fail_on_conditional)
     if changed and resume:
         raise UsageError("--changed: expected no --resume, as lines that ran are not kept; leave one out")
     check_subject("probe", (engine,))

@@ -50,15 +50,7 @@ def selftest(
 ) -> int:
     from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
-    asked = Asked(
-        argv=ctx.obj,
-        seed=seed,
-        max_time=max_time,
-        out=out,
-        output=output,
-        format_name=format_name,
-        reports=reports,
-    )
+    asked = Asked.of(ctx)
     check_positive("--schedules", schedules)
     chosen = [mutant(name) for name in mutants or MUTANTS]
     if device != "cpu":

@@ -136,21 +136,7 @@ def stress(
     decoder: Decoder = None,
 ) -> int:
     strategy, within = strategy_of(strategy)
-    asked = CellRun(
-        argv=ctx.obj,
-        schedules=schedules,
-        min_schedules=min_schedules,
-        max_time=max_time,
-        seed=seed,
-        out=out,
-        output=output,
-        format_name=format_name,
-        resume=resume,
-        reports=reports,
-        verbose=verbose,
-        jobs=jobs,
-        within=within,
-    )
+    asked = CellRun.of(ctx, within=within)
     many = many_seeds(asked, seeds=seeds, shard=shard, ray=ray, trace=trace)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")

@@ -24,8 +24,7 @@ from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, sam
 from kvcheck.core.bench.clock import CpuClock, nothing
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory, memcpy
-from kvcheck.core.bench.plan import BenchPlan
-from kvcheck.core.bench.run import run_bench
+from kvcheck.core.bench.run import BenchPlan, run_bench
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 

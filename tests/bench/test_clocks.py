@@ -17,8 +17,7 @@ from kvcheck.core.bench.arms import Arm, Point
 from kvcheck.core.bench.clock import LIBRARY, nothing, sm_clock_mhz
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.bench.plan import BenchPlan
-from kvcheck.core.bench.run import run_bench
+from kvcheck.core.bench.run import BenchPlan, run_bench
 
 
 class Nvml:

@@ -15,7 +15,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.arms import Arm, ArmComparison, Point
-from kvcheck.core.bench.plan import BenchPlan, key, only
+from kvcheck.core.bench.run import BenchPlan, key, only
 from kvcheck.core.run.store import RunStore
 
 BUDGET = '[[budget]]\ncase = "metadata-read"\narm = "packed"\nbaseline = "views"\nmax_ratio = 1.0\n'

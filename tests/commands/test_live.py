@@ -14,7 +14,7 @@ from fakes.server import FAULTS, KEY, Fake
 from rigs.model_engine import COUNTS
 from rigs.server_runs import ALPHABET, Commands
 
-from kvcheck.commands import closing
+from kvcheck.commands import asked
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.clients.sglang import SglangClient
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
@@ -311,7 +311,7 @@ def test_an_interrupt_asks_no_server_that_hangs_for_its_health(ask: Asked, monke
 def test_a_signal_after_the_verdict_leaves_the_verdict(
     number: signal.Signals, signals: int, is_written: bool, ask: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = closing.write_reports
+    write = asked.write_reports
 
     def signalled(*arguments: Any, **named: Any) -> Any:
         for _ in range(signals):
@@ -321,7 +321,7 @@ def test_a_signal_after_the_verdict_leaves_the_verdict(
     def handler(number: int, frame: object) -> None:
         raise AssertionError("main's handler has no part in the end of a run")
 
-    monkeypatch.setattr(closing, "write_reports", signalled)
+    monkeypatch.setattr(asked, "write_reports", signalled)
     before = signal.signal(number, handler)
     try:
         with fake("sglang", "wrong-token") as server:

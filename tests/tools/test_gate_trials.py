@@ -11,7 +11,7 @@ from rigs.gate import bench_row
 
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench.arms import Arm, ArmComparison, Point
-from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.bench.run import BenchPlan
 from kvcheck.core.report.gate.judge import Overhead
 from tools import gate_trials
 from tools.gate_trials import AGAIN, ARMS, beside_itself, main, most_share, slowed

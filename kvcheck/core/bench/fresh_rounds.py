@@ -67,13 +67,12 @@ class FreshRounds:
         return [answers[at] for at in range(len(wanted))]
 
     def chosen(self, points: list[Point], rows: Sequence[BenchRow]) -> list[Point]:
-        from kvcheck.core.bench.plan import key, only
+        from kvcheck.core.bench.run import key, only
 
         return only(points, [key(row) for row in rows])
 
     def _measured(self, shape: str, device: str, rows: list[BenchRow], limit_s: float) -> list[BenchRow | str]:
-        from kvcheck.core.bench.plan import BenchPlan, key
-        from kvcheck.core.bench.run import run_bench
+        from kvcheck.core.bench.run import BenchPlan, key, run_bench
 
         late: list[str] = []
         try:

@@ -10,9 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -20,13 +23,13 @@ import torch
 
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import BenchSetting, Point
 from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import tensor_device
-from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 Tell = Callable[[BenchRow], None]
@@ -34,6 +37,7 @@ Late = Callable[[str, tuple[str, ...]], None]
 Progress = Callable[[str], None]
 Learn = Callable[[dict[str, object]], None]
 Choose = Callable[[list[Point]], list[Point]]
+Key = tuple[str, str, str, str, str | None]
 
 
 def all_of(points: list[Point]) -> list[Point]:
@@ -135,3 +139,57 @@ def _tell(samples: list[Samples], rows: list[BenchRow], tell: Tell) -> None:
             for row in each.rows():
                 rows.append(row)
                 tell(row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """device: cpu, threads, cuda or cuda:N. precision: half width of a ratio's interval at which its rounds may stop.
+    max_time_s: also ends a round in progress. rounds_min, rounds_max: for each size; fewer than rounds_min if time runs
+    out."""
+
+    cases: tuple[str, ...]
+    shape: str
+    device: str
+    seed: int
+    precision: float = 0.03
+    max_time_s: float
+    rounds_min: int = 15
+    rounds_max: int
+
+    def __post_init__(self) -> None:
+        if not self.cases:
+            raise UsageError(f"bench: expected at least one case, got none; known: {', '.join(CASES.names())}")
+        for name in self.cases:
+            CASES.require(name)
+        shape_named(self.shape)
+        kind_of(self.device)
+        if not 0 < self.precision < math.inf:
+            raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {self.precision}")
+        if not 0 < self.max_time_s < math.inf:
+            raise UsageError(f"--max-time: expected seconds above 0, got {self.max_time_s}")
+        if not 1 <= self.rounds_min <= self.rounds_max:
+            raise UsageError(
+                f"--rounds: expected at least 1 and no more than the most, got {self.rounds_min} to {self.rounds_max}"
+            )
+        if self.seed < 0:
+            raise UsageError(f"--seed: expected an integer of at least 0, got {self.seed}")
+
+
+def key(row: BenchRow) -> Key:
+    return row.case, row.size, row.arm, row.baseline, row.shape
+
+
+def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
+    """Return the points with wanted comparisons, each with the arms that they need."""
+    kept = []
+    for point in points:
+        rows = tuple(
+            row
+            for row in point.comparisons
+            if (point.case, point.size, row.name or row.arm, row.baseline, point.shape) in wanted
+        )
+        if rows:
+            named = {point.baseline, *(name for row in rows for name in (row.arm, row.baseline, row.limit) if name)}
+            makers = {name: make for name, make in point.makers.items() if name in named}
+            kept.append(dataclasses.replace(point, makers=makers, comparisons=rows))
+    return kept

@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kvcheck.core.probes.frame.calls import under_way
-from kvcheck.core.probes.frame.guard import StandInRefusal
+from kvcheck.core.probes.frame.guard import StandInRefusal, under_way
 from kvcheck.core.probes.frame.stubs import replaced
 
 DEVICE: Final = "meta"

@@ -20,9 +20,8 @@ import torch
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.probes.frame.calls import Call, call_text, is_of, under_way
 from kvcheck.core.probes.frame.content import ProbeJudge
-from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.guard import Call, CannotDrive, Fault, attempt, call_text, is_of, under_way
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.streams import HoldReport, Machine
 from kvcheck.core.probes.frame.stubs import Stubs

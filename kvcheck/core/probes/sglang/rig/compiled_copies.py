@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.calls import Call
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
-from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.guard import Call, CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.stubs import StubModule, replaced
 from kvcheck.core.probes.sglang.rig.kernels_aot import AOT_KERNELS
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS

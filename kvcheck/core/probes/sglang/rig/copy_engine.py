@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 
-from kvcheck.core.probes.frame.calls import Call, under_way
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import Call, CannotDrive, under_way
 from kvcheck.core.probes.frame.streams import Machine
 from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, CopyRefused, Pieces

@@ -17,11 +17,10 @@ import torch
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.probes.frame.buffer_views import BufferView, memories
-from kvcheck.core.probes.frame.calls import Call
 from kvcheck.core.probes.frame.content import ProbeJudge, rows_of
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.device import HOST, pinning
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import Call, CannotDrive
 from kvcheck.core.probes.frame.probe import Rig, StreamsOfDevice
 from kvcheck.core.probes.frame.streams import Machine
 from kvcheck.core.probes.frame.stubs import replaced
