@@ -7,12 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report import one_file
 from kvcheck.core.report.cards import Card, cards_of
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_card, title_of
 from kvcheck.core.report.gate.baseline import EntryStatus, JudgedEntry
@@ -23,6 +25,7 @@ from kvcheck.core.report.gate.text import row_text, run_text, summary_text
 from kvcheck.core.report.prices import is_check, ratio_text
 from kvcheck.core.report.view import NO_REASON, verdicts_text
 from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
+from kvcheck.core.run.store import write_text
 
 RUN = "run"
 """The case of troubles that belong to no cell."""
@@ -82,6 +85,11 @@ class CiOutcome:
 
 def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
     return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
+
+
+def writer(format_name: str, render: Callable[[CiOutcome], str]) -> Callable[[RunRecord | GateResult, Path], None]:
+    """Return the function that writes a run or a gate as one file of a format."""
+    return lambda subject, path: write_text(one_file(format_name, path), render(outcome_of(subject)))
 
 
 def of_record(record: RunRecord) -> CiOutcome:

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
-from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report import one_file
-from kvcheck.core.report.ci.outcome import Case, CiOutcome, outcome_of
-from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.report.ci.outcome import Case, CiOutcome, writer
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.run.store import write_text
 
 SPEC = "0.0.0"
 """The version of CTRF's schema, whose first release is still to come."""
 STATUSES = ("passed", "failed", "pending", "skipped", "other")
 STATUS = {Verdict.PASS: "passed", Verdict.FAIL: "failed", Verdict.UNKNOWN: "other"}
-
-
-def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(one_file("ctrf", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:
@@ -65,3 +57,6 @@ def _milliseconds(moment: str | None) -> int:
     except ValueError:
         return 0
     return round(1000 * (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp())
+
+
+write = writer("ctrf", render)

@@ -10,28 +10,19 @@ Invariants:
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report import one_file
-from kvcheck.core.report.ci.outcome import CiOutcome, outcome_of
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.report.ci.outcome import CiOutcome, writer
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
-from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.templates import filled
 from kvcheck.core.report.wording import clip
-from kvcheck.core.run.store import write_text
 
 MOST = 10
 MOST_CASES = 200
 MOST_BYTES = 900_000
 NOTES = ("not exercised: ", "not tried", "changed: ")
 TEXT_CHARS = 1000
-
-
-def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(one_file("github", path), _lines(outcome_of(subject)))
 
 
 def workflow_commands(outcome: CiOutcome) -> list[str]:
@@ -80,3 +71,6 @@ def _command(level: str, title: str, text: str) -> str:
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+write = writer("github", _lines)

@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report import one_file
-from kvcheck.core.report.ci.outcome import RUN, CiOutcome, outcome_of
+from kvcheck.core.report.ci.outcome import RUN, CiOutcome, writer
 from kvcheck.core.report.ci.trouble import TroubleKind
-from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
-from kvcheck.core.run.store import write_text
 
 SEVERITY = {
     TroubleKind.FINDING: "critical",
@@ -27,10 +22,6 @@ SEVERITY = {
     TroubleKind.CONDITIONAL: "minor",
 }
 DESCRIPTION_CHARS = 2000
-
-
-def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(one_file("gitlab", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:
@@ -54,3 +45,6 @@ def path_of(cell: str) -> str:
     """Turn a cell into a relative path of plain characters, without ".." parts."""
     parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in cell.split("/")]
     return "/".join(part for part in parts if part.strip(".")) or RUN
+
+
+write = writer("gitlab", render)

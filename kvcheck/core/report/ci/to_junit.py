@@ -9,25 +9,17 @@ Invariants:
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report import one_file
-from kvcheck.core.report.ci.outcome import FAILS, Case, CiOutcome, outcome_of
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.report.ci.outcome import FAILS, Case, CiOutcome, writer
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
-from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
-from kvcheck.core.run.store import write_text
 
 MESSAGE_CHARS = 500
 ELEMENTS = {Verdict.FAIL: "failure", Verdict.UNKNOWN: "error"}
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
-
-
-def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(one_file("junit", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:
@@ -86,3 +78,6 @@ def _told(troubles: list[CiTrouble]) -> str:
 
 def _attributes(values: dict[str, str]) -> dict[str, str]:
     return {name: printable(value) for name, value in values.items()}
+
+
+write = writer("junit", render)

@@ -8,16 +8,11 @@ Invariants:
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report import one_file
-from kvcheck.core.report.ci.outcome import RUN, CiOutcome, outcome_of
+from kvcheck.core.report.ci.outcome import RUN, CiOutcome, writer
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
-from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
-from kvcheck.core.run.store import write_text
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 KINDS = {
@@ -27,10 +22,6 @@ KINDS = {
     TroubleKind.CONDITIONAL: ("review", "none"),
 }
 """(kind, level) of a result: a level other than none belongs to the kind "fail" alone."""
-
-
-def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(one_file("sarif", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:
@@ -98,3 +89,6 @@ def _result(trouble: CiTrouble, cell: str, rule: int) -> dict[str, object]:
 
 def _text(text: str) -> str:
     return printable(text) or " "
+
+
+write = writer("sarif", render)
