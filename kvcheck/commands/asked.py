@@ -96,7 +96,8 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
     record = session.save(complete=not interrupted, exit_code=code)
     is_kept = session.is_saved
     if not is_kept:
-        code = _code_without_record(record.exit_code)
+        is_no_finding = record.exit_code in (Verdict.PASS.exit_code, Verdict.UNKNOWN.exit_code)
+        code = UsageError.exit_code if is_no_finding else record.exit_code
         record = session.record(complete=not interrupted, exit_code=code)
     session.say()
     for line in matrix_lines(record):
@@ -121,8 +122,3 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
     session.say(f" exit {record.exit_code}")
     session.teller.record(record)
     return record.exit_code
-
-
-def _code_without_record(exit_code: int) -> int:
-    is_no_finding = exit_code in (Verdict.PASS.exit_code, Verdict.UNKNOWN.exit_code)
-    return UsageError.exit_code if is_no_finding else exit_code

@@ -155,7 +155,11 @@ def _round(session: Session, runner: RoundSource[P], each: RoundCell[P], until: 
     each.add(result)
     session.keep(result.findings)
     session.warnings += [note for note in dict.fromkeys(result.notes) if note not in session.warnings]
-    _keep_facts(session, plan.cell, result)
+    facts = session.facts["server"]
+    assert isinstance(facts, dict)
+    facts["evidence"] = {**result.sources, **facts.get("evidence", {})}
+    if result.facts:
+        facts[OWN_MODEL] = {**facts.get(OWN_MODEL, {}), plan.cell: dict(result.facts)}
     return "the server answers no more" if result.is_over else ends
 
 
@@ -169,14 +173,6 @@ def _tell(session: Session, each: RoundCell[P]) -> None:
         at = "" if layer is None else f"layer {layer}, "
         told = f"{requests} of {wrong} wrong requests point to {at}page {page} of the request"
         session.say(f" {each.plan.cell}: {told}")
-
-
-def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
-    facts = session.facts["server"]
-    assert isinstance(facts, dict)
-    facts["evidence"] = {**result.sources, **facts.get("evidence", {})}
-    if result.facts:
-        facts[OWN_MODEL] = {**facts.get(OWN_MODEL, {}), cell: dict(result.facts)}
 
 
 def end_rounds(

@@ -39,7 +39,9 @@ def main() -> None:
     places = json.loads(paths)
     if places is not None:
         sys.path[:] = places
-    say_hello(int(hello), load_package(json.loads(build)["package"]))
+    report = load_package(json.loads(build)["package"])
+    with os.fdopen(int(hello), "w", encoding="utf-8") as pipe:
+        pipe.write(json.dumps(report) + "\n")
     sys.argv[1:] = arguments
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
@@ -80,11 +82,6 @@ def load_package(folder: str) -> dict[str, str]:
         "version": str(package.__version__),
         "python": sys.version.split()[0],
     }
-
-
-def say_hello(descriptor: int, build: dict[str, str]) -> None:
-    with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
-        pipe.write(json.dumps(build) + "\n")
 
 
 if __name__ == "__main__":

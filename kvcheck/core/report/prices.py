@@ -201,10 +201,6 @@ def floor_text(row: BenchRow) -> str:
     return f"{100 * row.floor:.1f} %" if row.floor >= 0.001 or not row.floor else f"{100 * row.floor:.1g} %"
 
 
-def instead_text(row: BenchRow) -> str:
-    return f"added to {row.baseline}" if row.is_added else row.baseline
-
-
 def in_short(rows: Sequence[BenchRow]) -> str:
     """Return one line: free cases and cases with a part that costs; for running servers each number."""
     if of_server := [row for row in rows if kind_of(row.case) == SERVER]:
@@ -293,7 +289,7 @@ def price_of(row: BenchRow, step: float | None) -> Price:
     return Price(
         row=row,
         verdict=verdict(row, step),
-        instead=instead_text(row),
+        instead=f"added to {row.baseline}" if row.is_added else row.baseline,
         cost=time_text(row.us.est),
         rate=rate_text(row.bytes, row.us.est) if row.bytes and row.us.est > 0 else NA,
         added=("" if added.est < 0 else "+") + time_text(added.est),

@@ -199,12 +199,9 @@ class Session:
             findings=tuple(self.findings),
             bench=tuple(self.bench),
             mutants=tuple(self.mutants),
-            warnings=(*self.warnings, *self._unkept()),
+            warnings=(*self.warnings, *([f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else [])),
             identity=self.identity,
         )
-
-    def _unkept(self) -> list[str]:
-        return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         record = self.record(complete=complete, exit_code=exit_code)

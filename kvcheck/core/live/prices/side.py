@@ -76,7 +76,10 @@ class Side:
         """Run one pass of round `number`. After KeyboardInterrupt, `taken` judges the answers so far."""
         self._now = _Pass(time.monotonic(), time.process_time())
         if self._admin:
-            self._flush()
+            try:
+                self.client.flush()
+            except Trouble as trouble:
+                self._now.notes.append(f"the prefix cache was not emptied before a pass: {trouble}")
         questions = Questions(self._alphabet, longest=self.longest, names=names, first=self._next)
         round_ = draw(load, questions, number)
         self._next += len(round_.orders)
@@ -132,12 +135,6 @@ class Side:
             is_over=bool(dead),
             duration_s=time.monotonic() - self._now.began_s,
         )
-
-    def _flush(self) -> None:
-        try:
-            self.client.flush()
-        except Trouble as trouble:
-            self._now.notes.append(f"the prefix cache was not emptied before a pass: {trouble}")
 
 
 def wrong_tokens(exchanges: Sequence[Exchange]) -> int:

@@ -12,7 +12,6 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -141,12 +140,6 @@ def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:
     return ProbeServer(spec, device).start()
 
 
-def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
-    spec = load(entry)
-    assert isinstance(spec, EngineSpec)
-    serve(ProbeServer(spec, device), asks, answers)
-
-
 def main(entry: str, device: str, variables: str) -> None:
     """variables: the engine's own, as JSON."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -155,7 +148,9 @@ def main(entry: str, device: str, variables: str) -> None:
         os.environ[name] = value
     os.environ.update(json.loads(variables))
     torch.set_num_threads(1)
-    answer_asks(entry, device, sys.stdin, answers)
+    spec = load(entry)
+    assert isinstance(spec, EngineSpec)
+    serve(ProbeServer(spec, device), sys.stdin, answers)
 
 
 if __name__ == "__main__":

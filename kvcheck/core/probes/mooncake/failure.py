@@ -50,20 +50,16 @@ class Failure:
         later = scene.fill(Plane.NEXT, 0, writes)
         reused = scene.fill(Plane.REUSED, 0, writes)
         if rig.subject == "refused":
-            call = _with_bad_entry(scene, call)
+            bad = rig.mix.below(len(call.writes))
+            addresses = [*call.addresses]
+            addresses[bad] = scene.peers[0].address(Plane.REUSED, MOST_PEERS - 1, call.writes[bad][0])
+            call = replace(call, addresses=tuple(addresses))
         if _fails(scene, scene.lane(0, [call])):
             _watch(scene, call, (failed, later, reused))
 
 
 def _batch(scene: Scene) -> tuple[int, int]:
     return FROZEN if scene.rig.subject == "frozen" else REFUSED
-
-
-def _with_bad_entry(scene: Scene, call: EngineCall) -> EngineCall:
-    bad = scene.rig.mix.below(len(call.writes))
-    addresses = [*call.addresses]
-    addresses[bad] = scene.peers[0].address(Plane.REUSED, MOST_PEERS - 1, call.writes[bad][0])
-    return replace(call, addresses=tuple(addresses))
 
 
 def _fails(scene: Scene, lane: CallLane) -> bool:
