@@ -145,7 +145,7 @@ class TimedRounds:
 
     def _row(self, case: str, why_none: str | None) -> BenchRow | None:
         arm, baseline = self.compared.arm, self.compared.baseline
-        us = {name: self._us(case, name) for name in self.names}
+        us = {name: [METRICS[case](each[name]) for each in self.times] for name in self.names}
         if not self.times or not all(value is not None and value > 0 for each in us.values() for value in each):
             return None
         known = {name: [value for value in each if value is not None] for name, each in us.items()}
@@ -168,9 +168,6 @@ class TimedRounds:
             status=status if why_none is None else "unknown",
             note=self._note(case, known) if why_none is None else why_none,
         )
-
-    def _us(self, case: str, name: str) -> list[float | None]:
-        return [METRICS[case](each[name]) for each in self.times]
 
     def _note(self, case: str, us: Mapping[str, Sequence[float]]) -> str | None:
         pair = (self.compared.arm, self.compared.baseline)
