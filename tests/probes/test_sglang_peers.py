@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
+from kvcheck.core.probes.sglang.agreement import FakeProcessGroup, is_mismatch
 from kvcheck.core.probes.sglang.rig.pd_pair import PREFILL, StandInLink, session
 
 
