@@ -56,49 +56,37 @@ OPTIONAL = {
     ENGINE: ("pip install 'kvcheck[mooncake]'", "the mooncake transport, and the cell of kvcheck stress over it"),
 }
 
-# Kind of `kvcheck list`: the tables that hold it, as "module:attribute".
+# Kind of `kvcheck list`: its use, and the tables that hold it, as "module:attribute".
 KINDS: dict[str, tuple[str, ...]] = {
-    "scenarios": ("kvcheck.core.stress.scenarios:SCENARIOS",),
-    "shapes": ("kvcheck.core.stress.workload.shapes:SHAPES",),
-    "oracles": ("kvcheck.core.stress.oracles:ORACLES",),
-    "mutants": ("kvcheck.core.stress.targets.mutants:MUTANTS",),
-    "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
-    "decoders": ("kvcheck.core.stress.workload:DECODERS",),
-    "targets": ("kvcheck.core.stress.targets:TARGETS",),
-    "engines": ("kvcheck.core.probes.installed:ENGINES",),
-    "probes": ("kvcheck.core.probes.installed:probes",),
-    "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
-    "cases": ("kvcheck.core.bench:CASES",),
+    "scenarios": ("Workloads, for kvcheck stress NAME.", "kvcheck.core.stress.scenarios:SCENARIOS"),
+    "shapes": ("Models and their pools, for --shape NAME.", "kvcheck.core.stress.workload.shapes:SHAPES"),
+    "oracles": ("Judges of a schedule's history.", "kvcheck.core.stress.oracles:ORACLES"),
+    "mutants": ("Bugs put back, for kvcheck stress --mutant NAME.", "kvcheck.core.stress.targets.mutants:MUTANTS"),
+    "strategies": ("Orders of operations, for --strategy NAME.", "kvcheck.core.stress.strategies:STRATEGIES"),
+    "decoders": ("Sources of tokens, for --decoder NAME.", "kvcheck.core.stress.workload:DECODERS"),
+    "targets": ("Caches, for --target NAME; also MODULE:NAME, code of yours.", "kvcheck.core.stress.targets:TARGETS"),
+    "engines": ("Installed engines, for kvcheck probe NAME.", "kvcheck.core.probes.installed:ENGINES"),
+    "probes": ("For kvcheck probe ENGINE --probe NAME, or NAME.SUBJECT.", "kvcheck.core.probes.installed:probes"),
+    "transports": ("Ways between ranks, for --transport NAME.", "kvcheck.core.cache.transfer:TRANSPORTS"),
+    "cases": ("Prices, for kvcheck bench NAME.", "kvcheck.core.bench:CASES"),
     "formats": (
+        "Reports, for -o NAME=PATH.",
         "kvcheck.core.report:WRITERS",
         "kvcheck.core.report:GATE_WRITERS",
         "kvcheck.core.report:COMPARISON_WRITERS",
         "kvcheck.core.report:STORY_WRITERS",
     ),
-    "codes": ("kvcheck.core.base.codes:CODES",),
-    "server-scenarios": ("kvcheck.core.live.scenarios:LIVE_SCENARIOS",),
-    "servers": ("kvcheck.core.live.clients:CLIENTS",),
-    "evidence": ("kvcheck.core.base.server_facts:OBSERVED",),
-    "situations": ("kvcheck.core.base.situations:SITUATIONS",),
-}
-NOTES = {
-    "scenarios": "Workloads, for kvcheck stress NAME.",
-    "shapes": "Models and their pools, for --shape NAME.",
-    "oracles": "Judges of a schedule's history.",
-    "mutants": "Bugs put back, for kvcheck stress --mutant NAME.",
-    "strategies": "Orders of operations, for --strategy NAME.",
-    "decoders": "Sources of tokens, for --decoder NAME.",
-    "targets": "Caches, for --target NAME; also MODULE:NAME, code of yours.",
-    "engines": "Installed engines, for kvcheck probe NAME.",
-    "probes": "For kvcheck probe ENGINE --probe NAME, or NAME.SUBJECT.",
-    "transports": "Ways between ranks, for --transport NAME.",
-    "cases": "Prices, for kvcheck bench NAME.",
-    "formats": "Reports, for -o NAME=PATH.",
-    "codes": "Kinds of findings.",
-    "server-scenarios": "For kvcheck live URL NAME.",
-    "servers": "Engines whose running servers can be checked.",
-    "evidence": "Work of a running server under requests that were judged.",
-    "situations": "Events of schedules, by the state in which they happen.",
+    "codes": ("Kinds of findings.", "kvcheck.core.base.codes:CODES"),
+    "server-scenarios": ("For kvcheck live URL NAME.", "kvcheck.core.live.scenarios:LIVE_SCENARIOS"),
+    "servers": ("Engines whose running servers can be checked.", "kvcheck.core.live.clients:CLIENTS"),
+    "evidence": (
+        "Work of a running server under requests that were judged.",
+        "kvcheck.core.base.server_facts:OBSERVED",
+    ),
+    "situations": (
+        "Events of schedules, by the state in which they happen.",
+        "kvcheck.core.base.situations:SITUATIONS",
+    ),
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
 EXPLAINED = (*EXPLAINED_KINDS, *(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes")))
@@ -156,7 +144,7 @@ def list_kind(
     else:
         say_table(("name", "meaning"), [(str(row["name"]), str(row["about"])) for row in rows])
         say()
-        say_fitting(f" {counted(len(rows), 'name')}. {NOTES[kind]}")
+        say_fitting(f" {counted(len(rows), 'name')}. {KINDS[kind][0]}")
         say(f" next   kvcheck explain {rows[0]['name']}")
 
 
@@ -188,7 +176,7 @@ def things(kind: str) -> dict[str, object]:
     if kind not in KINDS:
         raise UsageError(unknown_name("kind", kind, KINDS))
     found: dict[str, object] = {}
-    for entry in KINDS[kind]:
+    for entry in KINDS[kind][1:]:
         module, attribute = entry.split(":")
         table = getattr(importlib.import_module(module), attribute)
         table = table() if callable(table) else table
@@ -205,7 +193,8 @@ def things(kind: str) -> dict[str, object]:
 def _kinds() -> list[Row]:
     named = {kind: [*things(kind)] for kind in KINDS}
     return [
-        {"name": kind, "about": NOTES[kind], "names": len(names), "example": names[0]} for kind, names in named.items()
+        {"name": kind, "about": KINDS[kind][0], "names": len(names), "example": names[0]}
+        for kind, names in named.items()
     ]
 
 

@@ -18,8 +18,17 @@ import torch
 
 from kvcheck.core.base.nouns import plural
 from kvcheck.testing.failures import NotJudged
-from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_touched
-from kvcheck.testing.reached import HeldTensor, Passed, is_named, reached
+from kvcheck.testing.reached import (
+    BITS,
+    ByteMap,
+    HeldTensor,
+    Passed,
+    has_part,
+    is_named,
+    is_readable,
+    reached,
+    rows_touched,
+)
 
 __tracebackhide__ = True
 

@@ -12,9 +12,8 @@ import torch
 from kvcheck.testing.buffers import Buffer, RowUnits, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.late_saves import judge_late_save, saved_once
-from kvcheck.testing.memory import bytes_of, is_readable, overlap
 from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
-from kvcheck.testing.reached import reached
+from kvcheck.testing.reached import bytes_of, is_readable, overlap, reached
 from kvcheck.testing.round_trip import judge_padding
 from kvcheck.testing.streams import Streams
 

@@ -8,10 +8,9 @@ import torch
 
 from kvcheck.core.base.record import Finding
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.memory import bytes_of, is_readable, overlap
 from kvcheck.testing.ownership import dump
 from kvcheck.testing.plan import conclude
-from kvcheck.testing.reached import HeldTensor, reached
+from kvcheck.testing.reached import HeldTensor, bytes_of, is_readable, overlap, reached
 
 __tracebackhide__ = True
 

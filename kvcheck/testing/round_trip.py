@@ -25,11 +25,10 @@ from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.held_threads import HeldThreads
 from kvcheck.testing.judge import TELLING, RowJudge, WrongRow
 from kvcheck.testing.late_saves import judge_late_save, saved_once
-from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, times_saved, untouched
 from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
-from kvcheck.testing.reached import HeldTensor, Passed, reached
+from kvcheck.testing.reached import HeldTensor, Passed, bytes_of, is_readable, reached
 from kvcheck.testing.streams import Streams, active_streams
 
 __tracebackhide__ = True

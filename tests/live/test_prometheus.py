@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kvcheck.core.live.prometheus import counters, parse_samples
+from kvcheck.core.live.clients.asking import counters, parse_samples
 
 TEXT = """
 # HELP vllm:num_preemptions_total Cumulative number of preemption from the engine.

@@ -21,7 +21,7 @@ from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.names import longest_call_s
-from kvcheck.core.probes.mooncake.words import WordPlaces, held
+from kvcheck.core.probes.mooncake.scene import WordPlaces, held
 from kvcheck.core.run.plan import Plan, parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"

@@ -18,9 +18,9 @@ from kvcheck.commands.report import report
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.comparison.compare import Comparison, compare, counts
+from kvcheck.core.report.comparison.pages import csv_table as to_csv
 from kvcheck.core.report.comparison.pages import markdown as to_md
 from kvcheck.core.report.comparison.pages import render as to_html
-from kvcheck.core.report.comparison.to_csv import render as to_csv
 from kvcheck.core.run.store import RunStore
 
 APP = typer.Typer()

@@ -15,9 +15,9 @@ from rigs.schemas import check_fits
 
 from kvcheck.core.base.record import Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.comparison.compare import compare
+from kvcheck.core.report.comparison.pages import csv_table as compared_csv
 from kvcheck.core.report.comparison.pages import markdown as compared_md
 from kvcheck.core.report.comparison.pages import render as compared_page
-from kvcheck.core.report.comparison.to_csv import render as compared_csv
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.result import evidence_problems, integrity_problems, summaries, tally
 from kvcheck.core.report.screen import verdict_line

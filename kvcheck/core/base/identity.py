@@ -44,12 +44,13 @@ def folder_digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, advice: str = "expected a file") -> str:
+    """Raises UsageError, which ends in the advice."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; expected a file") from error
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; {advice}") from error
 
 
 def short(text: str | None) -> str:

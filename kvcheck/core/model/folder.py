@@ -22,12 +22,14 @@ from safetensors.torch import save_file
 
 from kvcheck import __version__
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import file_digest
 from kvcheck.core.model import FAMILIES
 from kvcheck.core.model.alphabet import BEGIN, END, PAD, Alphabet
 from kvcheck.core.model.parameters import Parameters
 
 KNOWN_ANSWERS = "known_answers.json"
 FORMAT = 1
+AGAIN = "make the model again with kvcheck model make"
 _SHARD_BYTES = 1 << 29
 _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8-kv": torch.bfloat16}
 
@@ -85,7 +87,7 @@ def read_model(folder: Path, *, whole: bool = True) -> KnownAnswers:
             f"{path} was changed: expected digest {data.get('digest')}, got {known.digest}; make the model again"
         )
     for name, expected in files.items():
-        if (whole or not name.endswith(".safetensors")) and _digest(folder / name) != expected:
+        if (whole or not name.endswith(".safetensors")) and file_digest(folder / name, AGAIN) != expected:
             raise UsageError(f"{folder / name} is not the file that {KNOWN_ANSWERS} names; make the model again")
     return known
 
@@ -103,7 +105,7 @@ def _write_files(parameters: Parameters, folder: Path) -> KnownAnswers:
         ("tokenizer_config.json", _tokenizer_config(parameters)),
     ):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    known = KnownAnswers(parameters, {path.name: _digest(path) for path in sorted(folder.iterdir())})
+    known = KnownAnswers(parameters, {path.name: file_digest(path, AGAIN) for path in sorted(folder.iterdir())})
     content = {
         "format": FORMAT,
         "kvcheck": __version__,
@@ -176,13 +178,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror or error}; make the model again with kvcheck model make"
-        ) from error

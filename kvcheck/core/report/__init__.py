@@ -71,7 +71,7 @@ GATE_WRITERS: Registry[Callable[[GateResult, Path], None]] = Registry(
 COMPARISON_WRITERS: Registry[Callable[[Comparison, Path], None]] = Registry(
     "format of a comparison",
     {
-        "csv": "kvcheck.core.report.comparison.to_csv:write",
+        "csv": "kvcheck.core.report.comparison.pages:write_csv",
         "md": "kvcheck.core.report.comparison.pages:write_markdown",
         "html": "kvcheck.core.report.comparison.pages:write",
     },

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, check_run_id, read_record
@@ -24,6 +25,8 @@ ELSEWHERE = "choose one with --out DIR"
 LISTED_RUNS = 5
 DRAWS = 8
 """Ids tried for a new run. Two of one second share eight hex digits once in 4 billion, never eight times."""
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,11 @@ def write_run(record: RunRecord, folder: Path) -> Path:
     path = folder / RUN_FILE
     write_text(path, record.to_json())
     return path
+
+
+def writer_of(text_of: Callable[[S], str]) -> Callable[[S, Path], None]:
+    """Return the function that writes the text of a subject to a path."""
+    return lambda subject, path: write_text(path, text_of(subject))
 
 
 def write_json(record: RunRecord, path: Path) -> None:

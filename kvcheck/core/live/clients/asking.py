@@ -2,27 +2,34 @@
 
 Invariants:
 - Prompt log-probabilities are never requested: engines read no prefix cache for such a request.
+- A malformed line is skipped: a hidden counter is no evidence.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.clients.reading import PartialAnswer, Unreadable, table
 from kvcheck.core.live.exchange import AbortRequest, Answer, Counters, End
 from kvcheck.core.live.http import CallFailed, Http, error_text, one_line
-from kvcheck.core.live.prometheus import counters as sum_counters
-from kvcheck.core.live.prometheus import parse_samples
 
 GRACE_S = 10.0
 """Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had
 made a whole answer of 169 tokens while a busy client had read 81 of them."""
 _OWN_FAULT = 500  # from this status on the fault is the server's own
 _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
+_LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(?:[^"\\]|\\.)*"'
+_LABELS = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\s*\{{((?:\s*{_LABEL}\s*,?)*)\s*\}})?\s+(\S+)")
+_ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
+_NO_COUNTERS = ("_bucket", "_created")
+_LONGEST_LINE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +225,50 @@ def read_counters(reach: Reach, names: Iterable[str] = ()) -> Counters | None:
         if text is not None:
             texts.append(text)
     for text in texts:
-        sums = sum_counters(parse_samples(text), labelled)
+        sums = counters(parse_samples(text), labelled)
         if not sums and text.strip() and not text.lstrip().startswith("#"):
             raise Trouble(f"what the metrics address shows is no text for Prometheus: {one_line(text, 80)!r}")
         for name, value in sums.items():
             total[name] = total.get(name, 0.0) + value
     return total if texts else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def parse_samples(text: str) -> Iterator[Sample]:
+    for line in text.split("\n"):
+        if line.startswith("#") or len(line) > _LONGEST_LINE or not (match := _SAMPLE.match(line.strip())):
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        labels = {name: _plain(written) for name, written in _LABELS.findall(match[2] or "")}
+        yield Sample(match[1], labels, value)
+
+
+def counters(samples: Iterable[Sample], labelled: Iterable[str] = ()) -> dict[str, float]:
+    """Metric -> sum over its labels. labelled: further sums, as `name{label="value"}` with one label."""
+    wanted: dict[tuple[str, str, str], str] = {}
+    for row in labelled:
+        match = _SAMPLE.match(f"{row} 0")
+        pairs = _LABELS.findall(match[2] or "") if match else []
+        assert match and len(pairs) == 1, f"{row} is no metric with one label"
+        wanted[match[1], pairs[0][0], pairs[0][1]] = row
+    sums: dict[str, float] = {}
+    for sample in samples:
+        if not math.isfinite(sample.value) or sample.name.endswith(_NO_COUNTERS):
+            continue
+        rows = [wanted[sample.name, *pair] for pair in sample.labels.items() if (sample.name, *pair) in wanted]
+        for name in (sample.name, *rows):
+            sums[name] = sums.get(name, 0.0) + sample.value
+    return sums
+
+
+def _plain(written: str) -> str:
+    return re.sub(r"\\(.)", lambda match: _ESCAPED.get(match[1], match[0]), written)

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 
 from kvcheck.core.live.clients.asking import (
     CompletionCall,
+    Sample,
     converse,
     is_well,
+    parse_samples,
     read_counters,
     read_metrics,
     read_or_none,
@@ -23,7 +25,6 @@ from kvcheck.core.live.clients.openai import PATH, OpenAiClient, first_model, ta
 from kvcheck.core.live.clients.reading import PartialAnswer, Unreadable, count_or_none, facts, text_or_none
 from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
 from kvcheck.core.live.http import CallFailed, Http, one_line, parse_json
-from kvcheck.core.live.prometheus import Sample, parse_samples
 
 _DEV = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details, and without --no-enable-prefix-caching"

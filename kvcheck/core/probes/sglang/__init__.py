@@ -159,7 +159,7 @@ SGLANG: Final = EngineSpec(
             name="state-failure",
             scenario="pd-transfer",
             subjects=("nsa", "swa"),
-            entry="kvcheck.core.probes.sglang.state_failure:StateFailure",
+            entry="kvcheck.core.probes.sglang.state_lengths:StateFailure",
             shows="a request whose states the copy engine failed to copy is told failed on both sides",
         ),
         ProbeRow(

@@ -1,7 +1,10 @@
-"""Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
+"""Probes state-lengths, whose two sides have lists of states of unequal lengths, and state-failure, whose copies fail.
 
-Two requests go through one worker. The lists of the first one differ at the end, and in a family with a window also at
-the start, since windows may begin at different pages.
+state-failure: a copy of states fails, and the copies of pages and of metadata around it succeed. In half of the
+schedules the first copy of states succeeds. The request must end on both sides, and on neither as Success.
+
+state-lengths: the list of rows that is sent is longer or shorter than the receiving side's list. Two requests go
+through one worker. The lists of the first one differ at the end, and in a family with a window also at the start.
 
 Invariants:
 - A row of state is written by position, so its content identifies the position.
@@ -38,6 +41,7 @@ CONDITION = (
     "the two sides of a transfer build state lists of unequal length; no way is known in which peers of one release do "
     "so since sgl-project/sglang#27004, and copies take such lists on purpose since sgl-project/sglang#23323"
 )
+ROWS = 3
 
 
 def parts(subject: str) -> tuple[str, str]:
@@ -217,3 +221,54 @@ class StateTransfer:
 
     def _rows(self, made: SmallPool) -> int:
         return min(len(held.rows) for held in made.writer.found.buffers if held.unit == self._unit)
+
+
+class StateFailure:
+    def needs(self, subject: str) -> tuple[str, ...]:
+        return (*NEEDS, *pool_names(subject))
+
+    def control(self, rig: Rig) -> None:
+        transfer = StateTransfer(rig)
+        transfer.send(range(ROWS), range(ROWS), ROWS)
+        transfer.check_success(UNEQUAL, range(ROWS), "sent with states that were copied")
+
+    def measure(self, rig: Rig) -> None:
+        transfer = StateTransfer(rig)
+        link, passes = transfer.peers.link, rig.schedule % 2
+
+        def fails(address: int) -> bool:
+            nonlocal passes
+            if not transfer.is_state(address):
+                return False
+            rig.record()
+            passes -= 1
+            return passes < 0
+
+        link.fails = fails
+        died = transfer.send(range(ROWS), range(ROWS), ROWS)
+        rig.judge.count("requests")
+        rig.judge.count("transfers")
+        rig.judge.count("orderings_checked")
+        if died is not None:
+            text = f"the transfer worker died of a copy of states that failed: {died.text} ({died.where})"
+            rig.judge.find("KV902", "liveness", text, lane="worker", request=UNEQUAL)
+            return
+        if not link.failed:
+            raise CannotDrive("no copy of states was asked for that could fail")
+        _judge(rig, transfer)
+
+
+def _judge(rig: Rig, transfer: StateTransfer) -> None:
+    peers = transfer.peers
+    sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
+    states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}
+    told = ", ".join(f"{side} says {status}" for side, status in states.items())
+    what = f"the copy engine said of {peers.link.failed} copies of states that they failed"
+    rig.judge.note(f"{what}: {told}")
+    rig.judge.reads += len(sides)
+    if "Success" in states.values():
+        text = f"{what}, and {told}: a request without its states is served"
+        rig.judge.find("KV203", "protocol", text, lane="status", request=UNEQUAL)
+    elif {*states.values()} != {"Failed"}:
+        text = f"{what}, and {told}: one of them waits for ever, and so does whoever needs its pages"
+        rig.judge.find("KV901", "liveness", text, lane="status", request=UNEQUAL)

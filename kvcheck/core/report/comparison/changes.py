@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 from kvcheck.core.base.causes import NUMBERS, place_of
 from kvcheck.core.base.codes import CODES
@@ -28,7 +27,7 @@ from kvcheck.core.report.gate.builds import BUILTIN, absent_of
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import Rules
 from kvcheck.core.report.gate.result import has_enough
-from kvcheck.core.run.store import write_text
+from kvcheck.core.run.store import writer_of
 
 SCHEMA_VERSION = "1"
 NAMED = 6
@@ -149,10 +148,6 @@ def _group(row: Change) -> tuple[object, ...]:
         return row.cell, row.text
     is_seen = row.card is not None and row.state not in (ChangeState.FIXED, ChangeState.LESS)
     return row.card, "" if is_seen else NUMBERS.sub("#", row.text.removeprefix(row.place or ""))
-
-
-def write_json(changes: Changes, path: Path) -> None:
-    write_text(path, changes.to_json())
 
 
 def changes(before: RunRecord, after: RunRecord, *, share: float, conditional: bool = False) -> Changes:
@@ -375,3 +370,6 @@ def version_of(record: RunRecord) -> str:
         return f"{name} of kvcheck {record.tool.get('version', 'unknown')}, code {short(identity.code)}"
     named = [f"{name} {short(str(engine[name]))}" for name in ("commit", "files") if engine.get(name)]
     return ", ".join((f"{engine.get('engine')} {engine.get('version')}", *named))
+
+
+write_json = writer_of(Changes.to_json)

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 from kvcheck.core.report.ci.trouble import TroubleKind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, MOST_LINES, cells, listed, problem_text, sections, summary_text
 from kvcheck.core.report.templates import filled
-from kvcheck.core.run.store import write_text
+from kvcheck.core.run.store import writer_of
 
 COLOURS = {"PASS": "pass", "UNKNOWN": "unknown", "OK": "pass", "INCONCLUSIVE": "unknown"}
-
-
-def write(result: GateResult, path: Path) -> None:
-    write_text(path, render(result))
-
-
-def write_markdown(result: GateResult, path: Path) -> None:
-    write_text(path, markdown(result))
 
 
 def render(result: GateResult) -> str:
@@ -62,3 +53,6 @@ def markdown(result: GateResult) -> str:
         headings=HEADINGS,
         rows=[cells(row) for row in result.rows],
     )
+
+
+write, write_markdown = writer_of(render), writer_of(markdown)
