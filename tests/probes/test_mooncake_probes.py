@@ -19,8 +19,7 @@ from kvcheck.core.cache.transfer.mooncake.library import why_unusable
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.probes.mooncake import MOONCAKE
-from kvcheck.core.probes.mooncake.names import longest_call_s
+from kvcheck.core.probes.mooncake import MOONCAKE, longest_call_s
 from kvcheck.core.probes.mooncake.scene import WordPlaces, held
 from kvcheck.core.run.plan import Plan, parse_line
 

@@ -18,9 +18,9 @@ from kvcheck.core.base.private_network import enter
 from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
+from kvcheck.core.probes.mooncake import NAMES
 from kvcheck.core.probes.mooncake.lanes import CallLane, LaneRunner
 from kvcheck.core.probes.mooncake.memory import MappedMemory, Plane
-from kvcheck.core.probes.mooncake.names import NAMES
 
 HOST = "127.0.0.1"
 NO_METADATA_SERVER = "P2PHANDSHAKE"

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 
 from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake import SOON, STATED, longest_call_s
 from kvcheck.core.probes.mooncake.agents import AgentLost, Ended, Silent, wait_until
 from kvcheck.core.probes.mooncake.lanes import CallLane, Result
 from kvcheck.core.probes.mooncake.memory import GUARD, REGION, Plane
-from kvcheck.core.probes.mooncake.names import SOON, STATED, longest_call_s
 from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, Writes, spread
 
 VICTIM = 0

@@ -14,10 +14,10 @@ import time
 from dataclasses import replace
 
 from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake import SOON, longest_call_s
 from kvcheck.core.probes.mooncake.agents import AgentLost
 from kvcheck.core.probes.mooncake.lanes import CallLane, EngineCall
 from kvcheck.core.probes.mooncake.memory import MOST_PEERS, Plane
-from kvcheck.core.probes.mooncake.names import SOON, longest_call_s
 from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, spread
 
 WATCH_S = 1.5

@@ -18,7 +18,7 @@ from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import RequestGenerator, TrackedRequest, tokens_of
-from kvcheck.core.probes.vllm.names import HASHES
+from kvcheck.core.probes.vllm import HASHES
 
 BLOCK = 4
 ROW_BYTES = 16

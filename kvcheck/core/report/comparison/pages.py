@@ -113,5 +113,6 @@ def _cell(row: Row, cell: ComparisonEntry) -> dict[str, object]:
     }
 
 
-write, write_markdown = writer_of(render), writer_of(markdown)
+write = writer_of(render)
+write_markdown = writer_of(markdown)
 write_csv = writer_of(csv_table)

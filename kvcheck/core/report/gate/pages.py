@@ -55,4 +55,5 @@ def markdown(result: GateResult) -> str:
     )
 
 
-write, write_markdown = writer_of(render), writer_of(markdown)
+write = writer_of(render)
+write_markdown = writer_of(markdown)
