@@ -8,7 +8,7 @@ import torch
 
 from kvcheck.core.base.record import Finding
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.ownership import dump
+from kvcheck.testing.judge import dump
 from kvcheck.testing.plan import conclude
 from kvcheck.testing.reached import HeldTensor, bytes_of, is_readable, overlap, reached
 

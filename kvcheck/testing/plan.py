@@ -13,8 +13,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
 from kvcheck.testing.buffers import Buffer, Pool, RowUnits
 from kvcheck.testing.failures import IntegrityError, Judged, NotJudged
-from kvcheck.testing.judge import RowJudge, WrongRow
-from kvcheck.testing.ownership import PADDING, Ownership
+from kvcheck.testing.judge import PADDING, Ownership, RowJudge, WrongRow
 
 __tracebackhide__ = True
 

@@ -23,9 +23,8 @@ import torch
 from kvcheck.testing.buffers import Buffer, RowTensor, RowUnits, find_buffers, layers_of, paths_text, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.held_threads import HeldThreads
-from kvcheck.testing.judge import TELLING, RowJudge, WrongRow
+from kvcheck.testing.judge import TELLING, RowJudge, WrongRow, dump
 from kvcheck.testing.late_saves import judge_late_save, saved_once
-from kvcheck.testing.ownership import dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, times_saved, untouched
 from kvcheck.testing.plan import BYSTANDER, NEXT, SAVED, SlotScene, conclude, ids_text, scene_of, seed_of
 from kvcheck.testing.reached import HeldTensor, Passed, bytes_of, is_readable, reached

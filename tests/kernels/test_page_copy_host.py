@@ -8,8 +8,14 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from kvcheck.kernels.page_copy import gather_rows, gather_rows_torch, scatter_rows, scatter_rows_torch
-from kvcheck.kernels.page_copy_host import gather_blocks, scatter_blocks
+from kvcheck.kernels.page_copy import (
+    gather_blocks,
+    gather_rows,
+    gather_rows_torch,
+    scatter_blocks,
+    scatter_rows,
+    scatter_rows_torch,
+)
 
 PAGE, WORDS, PAGES = 4, 64, 12
 
