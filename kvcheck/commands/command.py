@@ -60,11 +60,7 @@ class Command(TyperCommand):
 def group() -> typer.Typer:
     """Make a command with subcommands; alone it prints its help and exits 2."""
     app = typer.Typer(
-        cls=Group,
-        context_settings=CONTEXT,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
+        cls=Group, context_settings=CONTEXT, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
 
     @app.callback(invoke_without_command=True)

@@ -101,11 +101,7 @@ def held(plan: Plan, device: str, times: int) -> HeldAnswer:
     told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
     lost_after = made[-1].rates.free_runs if made and made[-1].lost is not None else None
     if made and made[-1].shown:
-        told = [
-            f" STILL FAILS  {head}: {made[-1].message}",
-            *told,
-            f"   next    kvcheck replay {made[-1].plan.line()}",
-        ]
+        told = [f" STILL FAILS  {head}: {made[-1].message}", *told, f"   next    kvcheck replay {made[-1].plan.line()}"]
         return HeldAnswer(verdict=Verdict.FAIL, told=tuple(told), lost_after=lost_after)
     told = [f" NOT REPRODUCED  {head}: {why_not(made)}", *told]
     return HeldAnswer(verdict=Verdict.UNKNOWN, told=tuple(told), lost_after=lost_after)

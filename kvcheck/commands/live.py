@@ -30,13 +30,7 @@ from kvcheck.commands.options import (
     search,
 )
 from kvcheck.commands.reference import compare_with
-from kvcheck.commands.server import (
-    DEFAULT_OWN_REQUESTS,
-    DEFAULT_REQUESTS,
-    Server,
-    facts_of,
-    known_answers,
-)
+from kvcheck.commands.server import DEFAULT_OWN_REQUESTS, DEFAULT_REQUESTS, Server, facts_of, known_answers
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.counting import parse_requirements

@@ -33,16 +33,13 @@ SERVERS = {
 
 
 Window = Annotated[
-    int | None,
-    typer.Option(help="Positions that a windowed layer reads. Default: a quarter of --length, at most 128."),
+    int | None, typer.Option(help="Positions that a windowed layer reads. Default: a quarter of --length, at most 128.")
 ]
 TopK = Annotated[
-    int | None,
-    typer.Option(help="Positions that an indexer picks. Default: a quarter of --length, at most 128."),
+    int | None, typer.Option(help="Positions that an indexer picks. Default: a quarter of --length, at most 128.")
 ]
 KvScale = Annotated[
-    int,
-    typer.Option(help="With fp8-kv and llama: scales in the checkpoint, this one the largest: 2, 4, 8 or 16."),
+    int, typer.Option(help="With fp8-kv and llama: scales in the checkpoint, this one the largest: 2, 4, 8 or 16.")
 ]
 
 

@@ -78,10 +78,7 @@ Strategy = Annotated[
         "answers differ from the eager order's in at most K places; --schedules is then the number of workloads."
     ),
 ]
-Seeds = Annotated[
-    str | None,
-    search(metavar="A-B", help="Run all seeds from A to B, for hours; go on with --resume."),
-]
+Seeds = Annotated[str | None, search(metavar="A-B", help="Run all seeds from A to B, for hours; go on with --resume.")]
 
 Device = Annotated[str, where(help="cpu, threads, cuda or cuda:N.")]
 Transport = Annotated[

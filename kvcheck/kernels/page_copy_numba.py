@@ -24,10 +24,7 @@ LINE_BYTES = 64
 
 
 def copy_runs_numba(
-    target: torch.Tensor,
-    target_rows: npt.NDArray[np.int64],
-    source: torch.Tensor,
-    source_rows: npt.NDArray[np.int64],
+    target: torch.Tensor, target_rows: npt.NDArray[np.int64], source: torch.Tensor, source_rows: npt.NDArray[np.int64]
 ) -> None:
     """target[l, target_rows[i]] = source[l, source_rows[i]]; runs of neighbours on both sides are copied as one.
 

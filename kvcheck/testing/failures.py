@@ -56,11 +56,7 @@ def settled(
     findings: Sequence[Finding], words: Mapping[str, int], reads: int, *, orderings: int = 0, not_tried: tuple[str, ...]
 ) -> Judged:
     return Judged(
-        words=dict(words),
-        reads=reads,
-        orderings=orderings,
-        not_tried=not_tried,
-        findings=in_causal_order(findings),
+        words=dict(words), reads=reads, orderings=orderings, not_tried=not_tried, findings=in_causal_order(findings)
     )
 
 

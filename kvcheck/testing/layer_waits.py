@@ -184,12 +184,7 @@ class _LateLoads:
             self._judge(held, rows, reader, layer)
 
     def _read_late(
-        self,
-        begin: Callable[[], None],
-        reads: Sequence[LayerReader],
-        known: Sequence[Buffer],
-        what: str,
-        seed: int,
+        self, begin: Callable[[], None], reads: Sequence[LayerReader], known: Sequence[Buffer], what: str, seed: int
     ) -> list[torch.Tensor]:
         self.streams.release()
         index = [held.index(self._rows(held)) for held in known]

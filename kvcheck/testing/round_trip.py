@@ -108,11 +108,7 @@ def check_round_trip(
 
 
 def _judge_load(
-    scene: SlotScene,
-    saved: Sequence[tuple[HeldTensor, torch.Tensor]],
-    padded: Mapping[str, str],
-    *,
-    is_early: bool,
+    scene: SlotScene, saved: Sequence[tuple[HeldTensor, torch.Tensor]], padded: Mapping[str, str], *, is_early: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return notes on what could not be judged of a load, and on padding. is_early: its threads have not run."""
     scene.look_again()

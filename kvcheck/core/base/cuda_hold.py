@@ -54,12 +54,7 @@ class CudaHold:
 
 
 def cuda_holds(
-    count: int,
-    device: torch.device,
-    stream: torch.cuda.Stream,
-    *,
-    limit_ns: int,
-    read: Callable[[torch.Tensor], int],
+    count: int, device: torch.device, stream: torch.cuda.Stream, *, limit_ns: int, read: Callable[[torch.Tensor], int]
 ) -> list[CudaHold] | str:
     """Make `count` holds, or return why the device's streams cannot be held. stream: for the setup; not held."""
     # Two words for each place, so that every flag has the alignment of the first and the kernel is compiled once.

@@ -18,11 +18,7 @@ import kvcheck
 from kvcheck.core.base.errors import UsageError
 
 DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
-MOONCAKE_BUILDS = (
-    "mooncake-transfer-engine-non-cuda",
-    "mooncake-transfer-engine",
-    "mooncake-transfer-engine-cuda13",
-)
+MOONCAKE_BUILDS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 """Distributions of Mooncake's one library. They overwrite each other's files."""
 GIT_PATIENCE_S = 10.0
 """A working tree on a slow file system may take longer; then the digest of the files has to do."""

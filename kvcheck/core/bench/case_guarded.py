@@ -54,9 +54,7 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
     backend = memory.backend()
     pages = -(-ROWS // shape.page_size)
     pool = KVPool(
-        shape,
-        PoolSizes(pages=pages, requests=1, max_tokens=ROWS, window_pages=1, state_slots=1),
-        backend=backend,
+        shape, PoolSizes(pages=pages, requests=1, max_tokens=ROWS, window_pages=1, state_slots=1), backend=backend
     )
     lane, owner = pool.forward, pool.sets["full"]
     name = owner.spec.buffers[0].name

@@ -80,10 +80,7 @@ def _product(memory: FreshMemory, hidden: int, kind: type[MetadataBuffers], *, e
         got[:] = [row]
         row.fields()
 
-    return Arm(
-        call=unpack if every_field else read,
-        check=lambda: same("metadata row", got[0].packed, written.cpu()),
-    )
+    return Arm(call=unpack if every_field else read, check=lambda: same("metadata row", got[0].packed, written.cpu()))
 
 
 def _memcpy(memory: FreshMemory, hidden: int) -> Arm:

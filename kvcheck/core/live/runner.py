@@ -141,12 +141,7 @@ class LiveRunner:
         """After KeyboardInterrupt, `taken` judges the answers so far. is_last: late counters are waited for."""
         self._began, self._before, self._sender = time.monotonic(), None, None
         scenario = LIVE_SCENARIOS.load(plan.scenario)
-        sizes = Sizes(
-            requests=plan.requests,
-            concurrency=plan.concurrency,
-            longest=plan.longest,
-            pool=plan.pool,
-        )
+        sizes = Sizes(requests=plan.requests, concurrency=plan.concurrency, longest=plan.longest, pool=plan.pool)
         questions = self._questions(plan.names, plan.longest)
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)

@@ -49,13 +49,7 @@ class RequestSender:
     after which no request begins."""
 
     def __init__(
-        self,
-        client: Recipient,
-        *,
-        gap_s: float,
-        may_force: bool,
-        until: float | None = None,
-        is_timed: bool = False,
+        self, client: Recipient, *, gap_s: float, may_force: bool, until: float | None = None, is_timed: bool = False
     ) -> None:
         self._client, self._may_force, self._until, self._is_timed = client, may_force, until, is_timed
         self._gap_s = max(gap_s, SHORTEST_GAP_S)
@@ -129,11 +123,7 @@ class RequestSender:
         if self._is_over():
             return []
         first = Sending(
-            question=order.question,
-            rid=new_rid(),
-            priority=order.priority,
-            abort=order.abort,
-            is_timed=self._is_timed,
+            question=order.question, rid=new_rid(), priority=order.priority, abort=order.abort, is_timed=self._is_timed
         )
         exchanges = [Exchange(first, self._ask(first))]
         if order.retries and exchanges[0].answer.end is End.ABORTED and not self._is_over():

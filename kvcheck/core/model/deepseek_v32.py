@@ -19,14 +19,7 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.model.decoder import tensors_around
-from kvcheck.core.model.deepseek_v3 import (
-    DEEPSEEK_V3,
-    ROPE_DIM,
-    attention,
-    into_latent,
-    out_of_latent,
-    slots,
-)
+from kvcheck.core.model.deepseek_v3 import DEEPSEEK_V3, ROPE_DIM, attention, into_latent, out_of_latent, slots
 from kvcheck.core.model.deepseek_v3 import config as v3_config
 from kvcheck.core.model.deepseek_v3 import room as v3_room
 from kvcheck.core.model.lookups import Slots

@@ -35,10 +35,7 @@ class LayerKind:
 FULL = LayerKind()
 WINDOWED = LayerKind(hops=False, is_windowed=True)
 STATE = LayerKind(is_state=True)
-KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {
-    "gpt-oss": (WINDOWED, FULL),
-    "qwen3-next": (STATE, STATE, STATE, FULL),
-}
+KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {"gpt-oss": (WINDOWED, FULL), "qwen3-next": (STATE, STATE, STATE, FULL)}
 """Kinds of an architecture's layers, repeated from layer 0 on; without a row all are FULL."""
 INDEXED = frozenset({"deepseek-v32"})
 """Architectures with an indexer, which picks the positions that attention reads."""

@@ -66,11 +66,7 @@ def headline(record: RunRecord, cards: Sequence[Card]) -> tuple[str, str, str]:
         return "not judged", _why_not(record), record.repro
     if record.bench:
         return "price list", in_short(record.bench), record.repro
-    return (
-        _causes_text(record, cards) or "no finding",
-        f"Judged: {judged_text(record)}.",
-        record.repro,
-    )
+    return (_causes_text(record, cards) or "no finding", f"Judged: {judged_text(record)}.", record.repro)
 
 
 def _causes_text(record: RunRecord, cards: Sequence[Card]) -> str:
@@ -172,11 +168,7 @@ class CellView:
 def cells_of(record: RunRecord) -> tuple[CellView, ...]:
     return tuple(
         CellView(
-            number=number,
-            row=row,
-            line=line,
-            column=column,
-            conditional=conditional_text(row.id, record.findings),
+            number=number, row=row, line=line, column=column, conditional=conditional_text(row.id, record.findings)
         )
         for number, row in enumerate(record.scenarios, 1)
         if not record.bench or row.verdict is not Verdict.PASS

@@ -179,12 +179,7 @@ class Plan:
 
 
 LINE = LineCodec(
-    Plan,
-    noun="schedule line",
-    always=("shape", "seed", "schedule"),
-    needs=("shape",),
-    hidden=("probe",),
-    safe="/:",
+    Plan, noun="schedule line", always=("shape", "seed", "schedule"), needs=("shape",), hidden=("probe",), safe="/:"
 )
 
 

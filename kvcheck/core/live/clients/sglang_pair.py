@@ -37,10 +37,7 @@ class SglangPair:
 
     def served(self) -> Served:
         prefill, decode = self._prefill.served(), self._decode.served()
-        for served, mode, reach in (
-            (prefill, "prefill", self._prefill.reach),
-            (decode, "decode", self._decode.reach),
-        ):
+        for served, mode, reach in ((prefill, "prefill", self._prefill.reach), (decode, "decode", self._decode.reach)):
             if served.mode != mode:
                 raise Trouble(
                     f"{reach.server.address} is no {mode} server; start SGLang there with --disaggregation-mode {mode}"

@@ -149,11 +149,7 @@ def _walk(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -
             positions.append(listing.position_after[path[-1]])
             path.append(listing.after[path[-1]])
         yield Step(
-            index=index,
-            positions=tuple(positions),
-            path=tuple(path),
-            expected=alphabet.node(path[-1]),
-            answered=token,
+            index=index, positions=tuple(positions), path=tuple(path), expected=alphabet.node(path[-1]), answered=token
         )
         asked = alphabet.as_node(token)
 

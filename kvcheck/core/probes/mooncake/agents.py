@@ -123,20 +123,10 @@ class AgentProcess:
 
 
 def start_all(
-    names: Sequence[str],
-    *,
-    network: str | None,
-    memory: MappedMemory,
-    variables: dict[str, str],
-    needs: Sequence[str],
+    names: Sequence[str], *, network: str | None, memory: MappedMemory, variables: dict[str, str], needs: Sequence[str]
 ) -> list[AgentProcess]:
     """Return ready agents. If one does not get ready, ends all and raises CannotDrive."""
-    told: dict[str, object] = {
-        "network": network,
-        "memory": memory.file,
-        "variables": variables,
-        "needs": [*needs],
-    }
+    told: dict[str, object] = {"network": network, "memory": memory.file, "variables": variables, "needs": [*needs]}
     made: list[AgentProcess] = []
     is_ready = False
     try:

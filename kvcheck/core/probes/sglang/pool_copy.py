@@ -77,11 +77,7 @@ def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:
 
 def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
     call = made.pool.load_cpu_copy
-    call(
-        copy,
-        tokens,
-        **optional(call, mamba_indices=_one(state, tokens)),
-    )
+    call(copy, tokens, **optional(call, mamba_indices=_one(state, tokens)))
 
 
 def recycle(

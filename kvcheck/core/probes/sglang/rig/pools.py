@@ -353,12 +353,7 @@ def seen(
 
 
 def _rows_of(
-    made: SmallPool,
-    held: BufferView,
-    tensor: torch.Tensor,
-    values: torch.Tensor,
-    tokens: torch.Tensor,
-    behind: int,
+    made: SmallPool, held: BufferView, tensor: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor, behind: int
 ) -> Seen | None:
     """A tensor is the buffer itself, the first part of its rows, or gathered rows, keys or scales.
 

@@ -49,10 +49,7 @@ class TreeKind:
 
 UNIFIED = "hicache.unified-tree"
 _UNIFIED_NEEDS = ("hicache.unified-start", "tree.components")
-_UNIFIED_KINDS = (
-    TreeKind(UNIFIED, _UNIFIED_NEEDS),
-    TreeKind(UNIFIED, (*_UNIFIED_NEEDS, "tree.compiled-core"), HOST),
-)
+_UNIFIED_KINDS = (TreeKind(UNIFIED, _UNIFIED_NEEDS), TreeKind(UNIFIED, (*_UNIFIED_NEEDS, "tree.compiled-core"), HOST))
 COMPONENTS = {"swa": ("FULL", "SWA"), "mamba": ("FULL", "MAMBA")}
 """Components of a unified tree, by pool family where it has more than full attention."""
 FAMILIES = {"tree": "mha", "mamba-tree": "mamba"}
@@ -249,13 +246,7 @@ def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, to
         rig.judge.note(f"driven: {name}")
     states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
     tree = Tree(
-        rig=rig,
-        device=kind.device,
-        cache=cache,
-        name=name,
-        allocator=allocator,
-        states=states,
-        hosts=_hosts(cache),
+        rig=rig, device=kind.device, cache=cache, name=name, allocator=allocator, states=states, hosts=_hosts(cache)
     )
     for lists, host in tree.hosts.items():
         _stand_in(host, lists, given)
