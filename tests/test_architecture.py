@@ -105,12 +105,7 @@ def check_size(module: str, tree: ast.Module) -> Iterator[str]:
                 yield f"line {node.lineno}: {node.name} adds {count} methods; at most {METHODS_OF_A_PROTOCOL}"
 
 
-CHECKS: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
-    check_tables,
-    check_bans,
-    check_docstring,
-    check_size,
-)
+CHECKS: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (check_tables, check_bans, check_docstring, check_size)
 
 
 def defined(tree: ast.Module) -> set[str]:

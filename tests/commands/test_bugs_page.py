@@ -1,10 +1,11 @@
-"""docs/bugs.md: its code is the code of the tree, its names exist, and its commands end as it says."""
+"""Pages of the documentation are what their tables make of them: bugs, codes, releases."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
+import runpy
 import shlex
 import timeit
 from functools import reduce
@@ -24,6 +25,7 @@ SECTIONS = {part[0]: part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE
 LETTERS = sorted(SECTIONS)
 FUNCTION = re.compile(r"`(kvcheck/[\w/]+\.py):([\w.]+)`")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def source_of(path: str, name: str) -> list[str]:
@@ -122,3 +124,8 @@ def test_price_command_prints_a_price(letter: str, tmp_path: Path, capsys: pytes
     else:
         assert words[:3] == ["python", "-m", "timeit"] and timeit.main(["-n", "10", *words[3:]]) is None
     assert re.search(r"\d (µs|ms|[nmu]?sec)", capsys.readouterr().out)
+
+
+def test_the_page_of_codes_is_made_from_the_table() -> None:
+    made = runpy.run_path(str(DOCS / "make_codes.py"))["page"]()
+    assert (DOCS / "codes.md").read_text(encoding="utf-8") == made, "run: python docs/make_codes.py"

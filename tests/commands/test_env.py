@@ -363,11 +363,7 @@ def test_a_checkout_as_target_gets_a_hint_that_works(tmp_path: Path, capsys: pyt
     ],
 )
 def test_bad_input_is_one_line_and_leaves_everything_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()

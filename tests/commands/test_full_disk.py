@@ -135,11 +135,7 @@ def test_a_save_that_fails_once_is_named_in_the_record(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(("record", "code"), [(PASSED, 0), (FAILED, 1)])
 def test_a_page_of_the_gate_that_breaks_changes_no_verdict(
-    record: RunRecord,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    record: RunRecord, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kvcheck.core.report.gate.pages.write_markdown", broken_writer)
     path = RunStore(tmp_path).save(of_this_build(record))

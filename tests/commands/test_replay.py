@@ -104,11 +104,7 @@ PROVEN = replace(
     FOREIGN,
     schedule=f"{SHORT},schedule=2",
     id=f"{FAILED.run_id}.3",
-    minimal={
-        "confirmed": "wrong bytes",
-        "replay": f"kvcheck replay {SHORT},schedule=3",
-        "line": f"{SHORT},schedule=4",
-    },
+    minimal={"confirmed": "wrong bytes", "replay": f"kvcheck replay {SHORT},schedule=3", "line": f"{SHORT},schedule=4"},
 )
 NO_SCHEDULE = replace(FOREIGN, schedule="", replay="", id=f"{FAILED.run_id}.4")
 

@@ -62,11 +62,7 @@ def test_what_was_found_before_an_error_is_kept(
     ],
 )
 def test_they_take_little_time_and_a_search_no_more_than_is_left(
-    max_time_s: float | None,
-    stories_s: float,
-    smaller_s: list[float],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    max_time_s: float | None, stories_s: float, smaller_s: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: dict[str, list[float]] = {"stories": [], "smaller": []}
     session = session_with(tmp_path)

@@ -1,8 +1,4 @@
-"""Screens of all commands at four widths: every line fits, but for those that hold a command or a path to be copied.
-
-Invariants:
-- Runs are real: one that passes, one with a mutant, one without enough schedules.
-"""
+"""Help, completion and the widths of terminals."""
 
 from __future__ import annotations
 
@@ -14,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvcheck.commands import main
+from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 
 WIDTHS = (80, 100, 120, 160)
@@ -50,6 +48,7 @@ COMMANDS = {
 COPIED = re.compile(r"kvcheck [a-z]|pytest --|[\w.-]*/[\w./-]+|https?://|[a-z-]+:shape=|\S{60,}")
 """Of a line that holds a command, a path, an address or a schedule line."""
 STYLE = re.compile(r"\x1b\[[\d;]*[mJA]|\r")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +81,83 @@ def test_lines_fit(name: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsy
         assert lines
         wide = [line for line in lines if len(line) > width and not COPIED.search(line)]
         assert not wide, wide
+
+
+def test_without_a_command_help_is_printed_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in module.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [(["-V"], ["--version"]), (["help"], ["--help"]), (["help", "stress"], ["stress", "--help"])],
+    ids=" ".join,
+)
+def test_words_that_users_try_work_as_the_options(
+    short: list[str], whole: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(whole) == 0
+    expected = capsys.readouterr().out
+    assert expected and run(short) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("command", module.COMMANDS)
+def test_help_of_each_command_exits_0(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "Example" in printed and not any(f"<{name}" in printed for name in ("str>", "list[", "int>", "path>"))
+
+
+def test_commands_are_listed_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    places = [printed.index(f"{heading}:\n") for heading in module.GROUPS]
+    assert places == sorted(places) and places[0] < printed.index("  stress ") < places[1]
+
+
+def test_the_help_of_stress_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["stress", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 120  # examples are not broken
+    shown = [line for line in lines if line.startswith("  -")]
+    hidden = [each.opts[0] for each in module.command_named("stress").params if getattr(each, "hidden", False)]
+    assert len(shown) <= 24
+    manuals = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert hidden and all(f"`{each}`" in manuals for each in hidden)
+
+
+def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What bash offers for the last word."""
+    monkeypatch.setenv("_KVCHECK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    assert main.run([]) == 0
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("kvcheck st", ["stress"]),
+        ("kvcheck ", [name for name in main.COMMANDS if name != main.SERVE]),
+        ("kvcheck stress --sha", ["--shape", "--shard"]),
+        ("kvcheck stress --max-time 3 --min-s", ["--min-schedules"]),
+        ("kvcheck env --so", ["--source"]),
+        ("kvcheck bench serve --ver", ["--versus"]),
+        ("kvcheck model ma", ["make"]),
+        ("kvcheck nosuch --sh", ["--show-completion"]),
+    ],
+)
+def test_a_word_is_completed(
+    words: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completed(words, monkeypatch, capsys) == offered
+
+
+def test_the_script_for_a_shell_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "--install-completion" in printed and "--show-completion" in printed

@@ -1,4 +1,4 @@
-"""The recipe of docs/engines.md that finds the commit which broke an engine, run as it is printed there."""
+"""Causes of a change, found by bisecting, and what the documentation says of real findings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8").partition("### Find the commit")[2]
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
 COMMITS, BROKEN = 6, 3
+DOCS = Path(__file__).parents[2] / "docs"
+HELPER = "on_cpu.py"
+SCRIPTS = sorted(path for path in (DOCS / "findings").glob("*.py") if path.name != HELPER)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -70,3 +73,15 @@ def test_the_recipe_finds_the_commit(tmp_path: Path) -> None:
     for target, status in ((f"sglang:{bare}", 125), ("nothing", 128)):
         step = ["sh", str(tmp_path / "bisect.sh")]
         assert subprocess.run(step, env={**variables, "TARGET": target}, capture_output=True).returncode == status
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_needs_nothing_of_ours(path: Path) -> None:
+    assert not re.search(r"\b(kvcheck|tests|importlib|__import__)\b", path.read_text())
+
+
+def test_every_script_is_listed_with_what_it_said() -> None:
+    listed = set(
+        re.findall(r"findings/(\w+\.py)", (DOCS / "releases.md").read_text() + (DOCS / "mooncake.md").read_text())
+    )
+    assert listed - {HELPER} == {path.name for path in SCRIPTS}

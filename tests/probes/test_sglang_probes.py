@@ -95,11 +95,7 @@ RIGHT_PREFIXES = ["rows-by-number", "numbered-from-0", "rows-by-number numbered-
 NO_EVIDENCE = [
     ("row-each-chunk", "prefixes.radix", "after a request came in chunks, it is not clear who holds a row: of rows [1"),
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),
-    (
-        "plainest-raises",
-        "retract.nsa",
-        "the control case failed: offload_kv_cache raised RuntimeError: no copies",
-    ),
+    ("plainest-raises", "retract.nsa", "the control case failed: offload_kv_cache raised RuntimeError: no copies"),
     ("scratch", "pool-copy.nsa", "seen[0], page by page, which it does not transfer"),
     (GOOD, "pool-copy.swa", "this release has no pool.swa (tried sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"),
 ]

@@ -229,10 +229,7 @@ def test_file_holds_all_runs_and_a_folder_one_page_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [
-        (["-o", "md=."], "expected the name of a file, got a folder"),
-        (["-o", "json=x.json"], "2 runs need a folder"),
-    ],
+    [(["-o", "md=."], "expected the name of a file, got a folder"), (["-o", "json=x.json"], "2 runs need a folder")],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     options: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

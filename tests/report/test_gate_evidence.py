@@ -1,4 +1,4 @@
-"""What the gate does not believe: records that contradict themselves, are of another build, or ran too little."""
+"""Evidence and budgets of the gate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rigs.literal_record import CODE, FINDINGS, LINES, MUTANTS, PASSED, UNJUDGED
 
 from kvcheck.commands.gate import result_lines
 from kvcheck.commands.main import run
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Verdict
-from kvcheck.core.report.gate.budgets import Budget
+from kvcheck.core.report.gate.budgets import Budget, read_budgets
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.pages import markdown
 from kvcheck.core.report.gate.pages import render as page
@@ -26,6 +27,7 @@ KILLED = replace(
     PASSED, scenarios=(), evidence=Evidence(schedules=0), mutants=MUTANTS[:1], plan={"mutants": [MUTANTS[0].name]}
 )
 OTHER = "0123456789abcdef" * 4
+GOOD = 'case = "read"\narm = "packed"\nbaseline = "views"\n'
 
 
 def cell(**changed: Any) -> RunRecord:
@@ -94,10 +96,7 @@ def test_a_record_whose_cell_was_named_without_its_transport_is_still_evidence()
         (planned(f"{LINES[1]},target=sglang:/venv"), "does not say which sglang it judged"),
         (replace(PASSED, identity=None), "does not say which build of kvcheck"),
         (replace(PASSED, identity=Identity(trace=OTHER)), "does not say which build of kvcheck"),
-        (
-            replace(PASSED, identity=Identity(code=OTHER)),
-            f"its code is {OTHER[:12]}, and {CODE[:12]} here",
-        ),
+        (replace(PASSED, identity=Identity(code=OTHER)), f"its code is {OTHER[:12]}, and {CODE[:12]} here"),
     ],
 )
 def test_a_record_that_proves_nothing_is_exit_4_with_the_reason(record: RunRecord, said: str) -> None:
@@ -208,3 +207,64 @@ def test_a_symptom_of_a_finding_that_is_no_cause_is_a_contradiction() -> None:
         ("1", (replace(first, cause="2"), replace(second, cause="1"))),
     ):
         assert told.format(cause) in contradictions(replace(PASSED, findings=findings))
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "budgets.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_a_budget_file_is_read_in_its_order(tmp_path: Path) -> None:
+    text = f'[[budget]]\n{GOOD}max_ratio = 2\n[[budget]]\n{GOOD}size = "4 KiB"\nmin_limit_ratio = 0.8\n'
+    assert read_budgets(written(tmp_path, text)) == (
+        Budget(case="read", arm="packed", baseline="views", max_ratio=2.0),
+        Budget(case="read", arm="packed", baseline="views", size="4 KiB", min_limit_ratio=0.8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_covered"),
+    [
+        ({}, True),
+        ({"size": "row", "shape": "glm-5.1", "device": "cpu"}, True),
+        ({"size": "rows"}, False),
+        ({"device": "cuda:0"}, False),
+        ({"case": "write"}, False),
+        ({"baseline": "clones"}, False),
+    ],
+)
+def test_a_budget_covers_the_rows_it_names(changed: dict[str, str], is_covered: bool) -> None:
+    budget = Budget(**({"case": "read", "arm": "packed", "baseline": "views"} | changed), max_ratio=1.0)
+    assert budget.covers(bench_row()) is is_covered
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"expected at least one \[\[budget\]\] table"),
+        ("budget = 3", r"expected at least one \[\[budget\]\] table"),
+        (f"[budget]\n{GOOD}max_ratio = 1", "in double brackets"),
+        (f"[[budgets]]\n{GOOD}max_ratio = 1", "unknown key 'budgets'"),
+        (f"[[budget]]\n{GOOD}max_ration = 1", "budget 1: .*did you mean 'max_ratio'"),
+        (f'[[budget]]\n{GOOD}max_ratio = 1\n[[budget]]\ncase = "x"', "budget 2: the key 'arm' is missing"),
+        (f"[[budget]]\n{GOOD}", "expected max_ratio or min_limit_ratio, got none"),
+        (f"[[budget]]\n{GOOD}max_ratio = 0", "above 0 and at most 1,000,000, got '0'"),
+        (f"[[budget]]\n{GOOD}max_ratio = nan", "expected a number above 0"),
+        (f"[[budget]]\n{GOOD}max_ratio = {'9' * 400}", "expected a number above 0"),
+        (f"[[budget]]\n{GOOD}max_ratio = true", "expected a number above 0 and at most 1,000,000, got 'True'"),
+        (f'[[budget]]\n{GOOD}min_limit_ratio = "0.8"', "min_limit_ratio: expected a number above 0"),
+        (f"[[budget]]\n{GOOD}size = 4096\nmax_ratio = 1", "size: expected a name in quotes, got '4096'"),
+        (f"[[budget]]\n{GOOD}max_ratio = 1\n" * 2, "budget 2: read: packed over views has a budget already"),
+        ("[[budget", "expected a TOML file"),
+        (b"\xff\xfe", "expected a TOML file"),
+        ("a = " + "[" * 5000, "expected a TOML file"),
+    ],
+)
+def test_a_budget_file_that_is_not_right_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UsageError, match=message) as refused:
+        read_budgets(path)
+    assert str(path) in str(refused.value)
+    with pytest.raises(UsageError, match="expected a TOML file"):
+        read_budgets(tmp_path / "missing.toml")

@@ -55,10 +55,7 @@ def text_of(document: str) -> str:
 def blocks_of(document: str, text: str) -> list[Block]:
     found = [
         Block(
-            document=document,
-            line=text.count("\n", 0, each.start()) + 1,
-            language=each["language"],
-            text=each["text"],
+            document=document, line=text.count("\n", 0, each.start()) + 1, language=each["language"], text=each["text"]
         )
         for each in FENCE.finditer(text)
     ]

@@ -9,9 +9,7 @@ from rigs.literal_record import CODE, MARKUP
 from kvcheck.core.base.record import Coverage, Evidence, Finding, Identity, RunRecord, ScenarioResult, Verdict
 
 PREFIX = Evidence(
-    schedules=3,
-    requests=120,
-    observed={"token": 7_440, "hit": 96, "hit-token": 18_432, "evict": 4_096, "retract": 0},
+    schedules=3, requests=120, observed={"token": 7_440, "hit": 96, "hit-token": 18_432, "evict": 4_096, "retract": 0}
 )
 RETRACTED = Evidence(schedules=3, requests=48, observed={"token": 3_072, "hit": 12, "retract": 0})
 HIERARCHY = Evidence(schedules=1, requests=40, observed={"token": 640, "hit": 8, "evict": 512})
@@ -166,10 +164,7 @@ LIVE_PASSED = replace(
     exit_code=0,
     plan={**LIVE.plan, "cells": [f"hicache:{LINE}"], "require": {"hit": 8}},
     evidence=HIERARCHY,
-    scenarios=(
-        LIVE.scenarios[2],
-        ScenarioResult(id="require/hit", shape="hit", verdict=Verdict.PASS),
-    ),
+    scenarios=(LIVE.scenarios[2], ScenarioResult(id="require/hit", shape="hit", verdict=Verdict.PASS)),
     findings=(),
     warnings=(),
 )

@@ -161,11 +161,7 @@ WRONG: dict[str, tuple[type[Pool], dict[str, object], str]] = {
     "a saved view": (KeepsViews, {"code": "KV305", "buffer": "k", "row": 5, "seen_request": 3}, "copy.k[0] shares its"),
     "memory that torch sees as another storage": (KeepsNumpy, {"code": "KV305", "buffer": "k_scale"}, "copy[0]"),
     "a row of somebody else": (WritesBesides, {"code": "KV403", "buffer": "v", "layer": 1, "row": 12}, "which request"),
-    "rows of other positions": (
-        Reversed,
-        {"code": "KV301"},
-        "of its position 2, meant for row 10; expected",
-    ),
+    "rows of other positions": (Reversed, {"code": "KV301"}, "of its position 2, meant for row 10; expected"),
     "rows of another layer": (SwapsLayers, {"code": "KV106", "buffer": "k"}, "of k, layer 1"),
     "half a row": (HalfRows, {"code": "KV103"}, "words of request 1 and request 3"),
     "no last row": (OnlyTheFirst, {"code": "KV102", "row": 10}, "1 of 3 rows"),

@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rigs.known_answers import forward, marks, small, walk
-from rigs.live_answers import (
-    ALPHABET,
-    MODEL,
-    exchange,
-    judged,
-    marks_question,
-    walk_question,
-    with_token,
-)
+from rigs.live_answers import ALPHABET, MODEL, exchange, judged, marks_question, walk_question, with_token
 from rigs.llama_forward import Cache, LlamaForward
 
 from kvcheck.core.base.errors import UsageError

@@ -65,11 +65,7 @@ def test_a_reference_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [
-        ({"format": 2}, "expected format 1, got 2"),
-        ({"again": [1.0]}, "was changed"),
-        ({"digest": "x"}, "was changed"),
-    ],
+    [({"format": 2}, "expected format 1, got 2"), ({"again": [1.0]}, "was changed"), ({"digest": "x"}, "was changed")],
 )
 def test_a_reference_that_was_changed_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
