@@ -21,8 +21,7 @@ from kvcheck.commands.terminal import cell_lines, columns, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict
-from kvcheck.core.report.gate.builds import changes
-from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.contradictions import changes, contradictions
 from kvcheck.core.report.screen import in_fields
 from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.plan import ANSWERS, MAX_DIGITS, Plan

@@ -23,7 +23,6 @@ __tracebackhide__ = True
 
 TELLING = 8
 """Bytes of a row that suffice to identify the place that it was written for."""
-__tracebackhide__ = True
 
 PADDING = 0
 DUMPED = 16

@@ -23,7 +23,6 @@ __tracebackhide__ = True
 MAX_DEPTH = 40
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, range, type(None), torch.dtype, torch.device, torch.layout)
 _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-__tracebackhide__ = True
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

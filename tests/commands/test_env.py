@@ -33,7 +33,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.import_check import compiled_errors
 from kvcheck.core.probes.installed import ENGINES
-from kvcheck.core.report.gate.builds import build_problems
+from kvcheck.core.report.gate.contradictions import build_problems
 
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"

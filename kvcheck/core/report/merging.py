@@ -17,8 +17,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Coverage, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.seeds import parse_seeds, parse_shard
-from kvcheck.core.report.gate.builds import changes
-from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.contradictions import changes, contradictions
 
 OF_CELLS = ("cells", "families", "shows")
 LIMITS = ("max_time_s",)

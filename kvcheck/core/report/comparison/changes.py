@@ -23,8 +23,7 @@ from kvcheck.core.base.record import LEFT_OUT, BenchRow, Finding, Identity, RunR
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cards import cards_of
 from kvcheck.core.report.gate.baseline import engine_name, is_cut, roots
-from kvcheck.core.report.gate.builds import BUILTIN, absent_of
-from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.contradictions import BUILTIN, absent_of, contradictions
 from kvcheck.core.report.gate.judge import Rules
 from kvcheck.core.report.gate.result import has_enough
 from kvcheck.core.run.store import writer_of

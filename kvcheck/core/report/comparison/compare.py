@@ -21,7 +21,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
 from kvcheck.core.report.comparison.changes import Changes
-from kvcheck.core.report.gate.builds import absent_of
+from kvcheck.core.report.gate.contradictions import absent_of
 from kvcheck.core.report.prices import is_check
 from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 

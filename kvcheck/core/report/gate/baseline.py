@@ -19,7 +19,7 @@ from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.nouns import counted, some_of
 from kvcheck.core.base.record import LEFT_OUT, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
-from kvcheck.core.report.gate.builds import BUILTIN, absent_of, engine_of, own_target_of
+from kvcheck.core.report.gate.contradictions import BUILTIN, absent_of, engine_of, own_target_of
 
 
 class BaselineTable(Enum):

@@ -29,8 +29,7 @@ from kvcheck.core.report.cards import Card, cards_of
 from kvcheck.core.report.ci.trouble import CiTrouble, of_card
 from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, KnownPlaces
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
-from kvcheck.core.report.gate.builds import build_problems
-from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.contradictions import build_problems, contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.prices import bench_command, is_check
 from kvcheck.core.run.store import write_text
