@@ -328,7 +328,7 @@ def test_report_writes_beside_the_record_and_prints_the_paths(tmp_path: Path) ->
     path = RunStore(tmp_path).save(FAILED)
     result = CliRunner().invoke(APP, [FAILED.run_id[:20], "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines() == [str(path.parent / "report.html"), str(path.parent)]
+    assert result.output.splitlines() == [str(path.parent / "report.html"), str(path.parent / "*.csv")]
     assert (path.parent / "findings.csv").read_text(encoding="utf-8") == tables(FAILED)["findings.csv"]
     assert read_record(path) == FAILED
 
