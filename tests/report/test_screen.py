@@ -74,6 +74,11 @@ def test_no_line_but_a_command_is_longer_than_the_screen(record: RunRecord, widt
     assert len(marks) == len(record.scenarios)
 
 
+def test_of_notes_that_differ_in_numbers_alone_the_last_is_shown() -> None:
+    lines = screen_lines(OWN, 120, {}, untried=("1,024 bytes verified", "7 bytes verified", "no clock"))
+    assert [line.split()[-1] for line in lines if "verified" in line or "clock" in line] == ["verified", "clock"]
+
+
 def test_marks_stand_below_the_family_with_a_count_where_there_is_room() -> None:
     wide, narrow = grid_lines(OWN, 120), grid_lines(OWN, 80)
     assert wide[0].split() == [*FAMILIES] and wide[1].split()[:3] == ["retract-resume", "✔7", "✔7"]

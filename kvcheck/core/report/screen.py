@@ -132,7 +132,9 @@ def below_lines(record: RunRecord, width: int) -> list[str]:
 
 
 def note_lines(notes: Sequence[str], width: int) -> list[str]:
+    """Return the notes as lines; of those that differ in numbers alone the last."""
     lines: list[str] = []
+    notes = [*{re.sub(r"[\d,]+", "0", note): note for note in notes}.values()]
     for note in notes[:MOST_NOTES]:
         label, _, text = note.partition(": ")
         label, text = (label, text) if label in NOTED else ("note", note)
