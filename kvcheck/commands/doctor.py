@@ -93,6 +93,7 @@ EXPLAINED = (*EXPLAINED_KINDS, *(kind for kind in KINDS if kind not in (*EXPLAIN
 """Kinds in the order in which a name is looked for."""
 RUN_BY = {"mutants": "kvcheck stress --mutant {} --seed 1", "scenarios": "kvcheck stress {} --seed 1"}
 _ONE_OF = {"strategies": "strategy", "evidence": "evidence"}
+BY_LETTER = {text[0]: text for text in BUGS.values()}
 Row = dict[str, str | int | list[str]]
 CARD_FIELDS = ("shows", "matters", "example")
 
@@ -260,8 +261,8 @@ def _card(name: str) -> dict[str, str]:
                 )
                 card = {_ONE_OF.get(kind, kind.removesuffix("s")): key, **(_prose(thing) or about)}
                 return card | ({"next": RUN_BY[kind].format(key)} if kind in RUN_BY else {})
-    if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):
-        return {"bug": letters[name.lower()], "see": "docs/bugs.md"}
+    if name.lower() in BY_LETTER:
+        return {"bug": BY_LETTER[name.lower()], "see": "docs/bugs.md"}
     titled = [f"{code} {row.title}" for code, row in CODES.items() if name.lower() in row.title.split()]
     near = f"; codes with this word: {', '.join(titled)}" if titled else did_you_mean(name, names)
     raise UsageError(
@@ -275,8 +276,8 @@ def _prose(thing: object) -> dict[str, str]:
         return {}
     fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS)
     card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
-    if (letter := card.get("bug")) is not None:
-        card["bug"] = next((text for text in BUGS.values() if text[0] == letter), letter)
+    if "bug" in card:
+        card["bug"] = BY_LETTER.get(card["bug"], card["bug"])
     return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
 
 

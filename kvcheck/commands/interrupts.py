@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: of a run, which the first one ends, and of its end, where the verdict stands.
+"""Handlers of SIGINT and SIGTERM. The first signal ends a run; while a run ends, its verdict stands.
 
 Invariants:
 - Interrupted is raised once. During an import, a destructor or a garbage collector callback it could be lost or abort
@@ -27,7 +27,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """The handler. is_end: of a run's end, which takes seconds: the first signal is a line, the second Interrupted."""
+    """is_end: for the seconds in which a run ends: the first signal prints a line, the second raises Interrupted."""
 
     def __init__(self, *, is_end: bool = False) -> None:
         self._count, self._is_end = 0, is_end

@@ -39,5 +39,9 @@ def counted_field(number: int, name: str) -> str:
     """A count of a record in words: "1 host eviction during load" of host_evictions_during_load."""
     words = name.split("_")
     if number == 1:
-        words = [f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s") for word in words]
+        words = [_singular(word) for word in words]
     return f"{number:,} {' '.join(words)}"
+
+
+def _singular(word: str) -> str:
+    return f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")

@@ -184,7 +184,7 @@ def codes_of(path: Path) -> list[CodeType]:
         raise UsageError(f"{path}: cannot be compiled: {error}") from error
     except OSError as error:
         raise UsageError(f"{path}: {why_unread(error)}") from error
-    for code in found:  # it grows
+    for code in found:  # also over what the loop appends
         found += [each for each in code.co_consts if isinstance(each, CodeType)]
     return found
 

@@ -189,7 +189,8 @@ class AgreementScene:
             kept = {entry.req.rid for entry in self._queues[rank].queue}
             gone = sorted({*before[rank]} - kept - {request.rid for request in result})
             if gone:
-                text = f"{when}: rank {rank} aborted requests {gone}, of which nothing has failed: {self._reasons()}"
+                aborted = f"rank {rank} aborted requests {', '.join(gone)}, of which nothing has failed"
+                text = f"{when}: {aborted}: {self._reasons()}"
                 self._rig.judge.find("KV203", "protocol", text, lane="aborted")
         after = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         self._rig.judge.count("orderings_checked")

@@ -153,10 +153,7 @@ class SchedulerLoop:
         self.waiting.append(tracked)
 
     def step(self) -> None:
-        request = self.chunked
-        if request is not None and end_of(request) > prefix_of(request):
-            self._publish(request, chunked=True)
-            self._park(request)
+        self._stash()
         self._merge()
         batch = self._prefill()
         if batch is None:
@@ -177,6 +174,12 @@ class SchedulerLoop:
         del self.unfinished[tracked.name]
 
     # The parts of a step
+
+    def _stash(self) -> None:
+        request = self.chunked
+        if request is not None and end_of(request) > prefix_of(request):
+            self._publish(request, chunked=True)
+            self._park(request)
 
     def _park(self, request: Any) -> None:
         """Free the row of a chunk, in releases whose table does not keep rows by request."""
@@ -252,12 +255,15 @@ class SchedulerLoop:
         """Free the state that a match took, in releases whose scheduler does so."""
         record, pool = record_of(request), self.made.request_pool
         states = getattr(pool, "mamba_allocator", getattr(pool, "mamba_pool", None))
-        if states is None or state_of(request) is None or not self.rig.names.has("tree.publish"):
+        if states is None or state_of(request) is None or not self._gives_states_back():
             return
         if hasattr(record, "mamba_cow_src_index"):
             record.mamba_cow_src_index, record.mamba_needs_clear = None, False
         states.free(record.mamba_pool_idx.unsqueeze(-1))
         record.mamba_pool_idx = None
+
+    def _gives_states_back(self) -> bool:
+        return self.rig.names.has("tree.publish")
 
     def _batch_of(self, adder: Any) -> Any:
         names, made = self.rig.names, self.made
@@ -314,11 +320,7 @@ class SchedulerLoop:
         starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
         served = [self.unfinished[request.rid] for request in batch.reqs]
         if is_extend:
-            if getattr(batch, "mamba_clear_indices", None) is not None:
-                self.made.request_pool.mamba_pool.clear_slots(batch.mamba_clear_indices)
-            if getattr(batch, "mamba_cow_src_indices", None) is not None:
-                source, target = batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices
-                self.made.request_pool.mamba_pool.copy_from(source, target)
+            self._move_states(batch)
         self.computed(served, starts, ends, is_extend)
         if not is_extend:
             self.made.allocator.free_group_begin()
@@ -345,6 +347,13 @@ class SchedulerLoop:
             self.published(tracked, end)
         elif is_extend:
             self._publish(request, chunked=False)
+
+    def _move_states(self, batch: Any) -> None:
+        if getattr(batch, "mamba_clear_indices", None) is not None:
+            self.made.request_pool.mamba_pool.clear_slots(batch.mamba_clear_indices)
+        if getattr(batch, "mamba_cow_src_indices", None) is not None:
+            source, target = batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices
+            self.made.request_pool.mamba_pool.copy_from(source, target)
 
     def _publish(self, request: Any, *, chunked: bool) -> None:
         tracked, names, tree = self.unfinished[request.rid], self.rig.names, self.tree

@@ -48,7 +48,7 @@ class View:
 def view_of(tree: Any, kinds: Any) -> View:
     """Return all nodes except the root. kinds: the engine's component types, None if the tree has no components."""
     core = getattr(tree, "tree_core", None)
-    if core is not None and hasattr(core, "walk_for_kv_canary") and not hasattr(core, "components_by_type"):
+    if core is not None and _is_compiled(core):
         return _view_of_compiled(core, kinds)
     nodes = tuple(_nodes(tree.root_node, kinds))
     return View(
@@ -62,6 +62,10 @@ def view_of(tree: Any, kinds: Any) -> View:
         states=tuple(each for node in nodes for each in node.state),
         free_states=sum(len(node.state) for node in nodes if not node.state_locks),
     )
+
+
+def _is_compiled(core: Any) -> bool:
+    return hasattr(core, "walk_for_kv_canary") and not hasattr(core, "components_by_type")
 
 
 def _view_of_compiled(core: Any, kinds: Any) -> View:
